@@ -1,0 +1,24 @@
+"""TrainMover: replace a machine inside a running synchronous training job.
+
+``import trainmover`` is cheap and needs no torch; ``trainmover.join`` loads the training side
+on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from trainmover.training import Job, Step, join
+
+__all__ = ["Job", "Step", "__version__", "join"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Job", "Step", "join"):
+        from trainmover import training
+
+        return getattr(training, name)
+    raise AttributeError(f"module 'trainmover' has no attribute {name!r}")

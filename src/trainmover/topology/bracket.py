@@ -1,0 +1,79 @@
+"""The canonical bracketing: which partial sums are added to which.
+
+Floating-point addition is not associative, so the bits of a reduction depend on its brackets.
+Here the brackets follow from the ranks alone, inside a machine first and then across, as a
+balanced binary tree: never from the algorithm, the chunking, the message size or the topology.
+Every reduction walk must follow it; :func:`reduce_in_order` is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Bracket = int | tuple["Bracket", "Bracket"]
+"""A member's index, or a pair of brackets: the left partial result is combined with the right."""
+
+
+@cache
+def bracket(positions: tuple[int, ...]) -> Bracket:
+    """The bracketing of a group.
+
+    Args:
+        positions: for each member of the group, by group rank, the position of its machine.
+
+    Returns:
+        A tree over the member indices ``0 .. len(positions) - 1``.
+    """
+    if not positions:
+        raise ValueError("a group has at least one member")
+    by_machine: dict[int, list[int]] = {}
+    for member, position in enumerate(positions):
+        by_machine.setdefault(position, []).append(member)
+    inside: list[Bracket] = [_balanced(list(members)) for members in by_machine.values()]
+    return _balanced(inside)
+
+
+def _balanced(parts: Sequence[Bracket]) -> Bracket:
+    if len(parts) == 1:
+        return parts[0]
+    middle = (len(parts) + 1) // 2
+    return (_balanced(parts[:middle]), _balanced(parts[middle:]))
+
+
+def leader(tree: Bracket) -> int:
+    """The member that holds a partial result: the leftmost of its bracket."""
+    while isinstance(tree, tuple):
+        tree = tree[0]
+    return tree
+
+
+@cache
+def merges(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The bracketing as a list of merges ``(into, from)``, in an order that can be carried out.
+
+    Member ``from``'s partial result is combined into member ``into``'s, left operand first.
+    After the last merge the member ``leader(bracket(positions))`` holds the whole result.
+    """
+    steps: list[tuple[int, int]] = []
+
+    def walk(tree: Bracket) -> int:
+        if isinstance(tree, int):
+            return tree
+        left, right = walk(tree[0]), walk(tree[1])
+        steps.append((left, right))
+        return left
+
+    walk(bracket(positions))
+    return tuple(steps)
+
+
+def reduce_in_order(positions: tuple[int, ...], values: Sequence[T], combine: Callable[[T, T], T]) -> T:
+    """The reference reduction: combine ``values`` (by group rank) in the canonical bracketing."""
+    partial = list(values)
+    for into, source in merges(positions):
+        partial[into] = combine(partial[into], partial[source])
+    return partial[leader(bracket(positions))]

@@ -1,0 +1,88 @@
+"""A layout: which machine sits on which ranks, in which epoch.
+
+What lives here: the layout and the questions that only it can answer.  Pure data, no I/O, no
+torch.  World size and ranks never change in a replacement; only who sits on a position does, so
+a layout is just the machines by position and the number of ranks on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trainmover.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Machines by position; position p holds the ranks ``p*K`` to ``p*K + K - 1``.
+
+    Attributes:
+        epoch: grows by at least one with every change of membership.
+        machines: machine ids by position, all different.
+        ranks_per_machine: K, at least 1.
+    """
+
+    epoch: int
+    machines: tuple[str, ...]
+    ranks_per_machine: int
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_machine < 1:
+            raise ConfigError(f"ranks_per_machine is {self.ranks_per_machine}; it must be 1 or more")
+        if len(set(self.machines)) != len(self.machines):
+            raise ConfigError(f"a machine sits on two positions: {', '.join(self.machines)}")
+
+    def __str__(self) -> str:
+        seats = " ".join(f"{i}:{m}" for i, m in enumerate(self.machines))
+        return f"epoch {self.epoch} [{seats}] x{self.ranks_per_machine}"
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.machines) * self.ranks_per_machine
+
+    def position_of(self, rank: int) -> int:
+        """Position (index of the machine) that holds a rank."""
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"rank {rank} is not in 0..{self.world_size - 1} ({self})")
+        return rank // self.ranks_per_machine
+
+    def machine_of(self, rank: int) -> str:
+        """Machine that holds a rank."""
+        return self.machines[self.position_of(rank)]
+
+    def ranks_of(self, machine: str) -> range:
+        """Ranks on a machine; empty when it is not in the layout."""
+        if machine not in self.machines:
+            return range(0)
+        first = self.machines.index(machine) * self.ranks_per_machine
+        return range(first, first + self.ranks_per_machine)
+
+    def replaced(self, epoch: int, changes: dict[str, str]) -> Layout:
+        """The layout after ``changes`` (leaver to joiner), each leaver's seat taken by its joiner."""
+        unknown = sorted(set(changes) - set(self.machines))
+        if unknown:
+            raise ConfigError(f"cannot replace {', '.join(unknown)}: not in {self}")
+        if epoch <= self.epoch:
+            raise ConfigError(f"epoch {epoch} does not follow epoch {self.epoch}")
+        machines = tuple(changes.get(machine, machine) for machine in self.machines)
+        return Layout(epoch, machines, self.ranks_per_machine)
+
+
+def guardian_of(rank: int, world_size: int, ranks_per_machine: int) -> int:
+    """The rank that keeps a copy of ``rank``'s private state: same slot, next position.
+
+    With one machine the guardian is the rank itself: nothing can be kept elsewhere.
+    """
+    return (rank + ranks_per_machine) % world_size
+
+
+def ward_of(rank: int, world_size: int, ranks_per_machine: int) -> int:
+    """The rank whose private state ``rank`` keeps: the inverse of :func:`guardian_of`."""
+    return (rank - ranks_per_machine) % world_size
+
+
+def machines_text(machines: Iterable[str]) -> str:
+    """Machine names for a message; ``none`` when empty."""
+    return ", ".join(machines) or "none"

@@ -1,0 +1,117 @@
+"""Links and topologies: who must be connected to whom, as a pure function of the ranks.
+
+A *link* joins two ranks in one group and channel.  A *topology* is the set of links that the
+walks of a group need: every pair while the group is small (one hop, whole bandwidth), else the
+edges of the canonical reduction tree plus a ring.  A *seated* link also names the machines at
+its ends; that is what changes in a replacement, so the delta of two layouts is a set difference
+of seated links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from trainmover.topology.bracket import merges
+from trainmover.topology.layout import Layout, guardian_of
+
+MESH_LIMIT = 16
+"""Up to this many members a group is a full mesh; above it, a tree and a ring."""
+
+WORLD = "world"
+"""Group name of the boundary's own links, which exist in every job."""
+
+BOUNDARY = "boundary"
+"""Channel of votes, meetings and private-state mirrors."""
+
+COLLECTIVE = "collective"
+"""Channel of a process group's collectives."""
+
+STATE = "state"
+"""Channel on which a joiner receives its state; exists only during a switch."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Link:
+    """Two ranks in one group and channel; ``low < high``."""
+
+    group: str
+    channel: str
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.group}/{self.channel} {self.low}-{self.high}"
+
+    def other(self, rank: int) -> int:
+        """The rank at the other end."""
+        return self.high if rank == self.low else self.low
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SeatedLink:
+    """A link and the machines at its ends."""
+
+    link: Link
+    low_machine: str
+    high_machine: str
+
+
+def link(group: str, channel: str, a: int, b: int) -> Link:
+    """The link between two different ranks, in either order."""
+    if a == b:
+        raise ValueError(f"rank {a} needs no link to itself ({group}/{channel})")
+    return Link(group, channel, min(a, b), max(a, b))
+
+
+def edges(ranks: tuple[int, ...], ranks_per_machine: int) -> Iterator[tuple[int, int]]:
+    """Pairs of global ranks that a group's walks use.
+
+    Args:
+        ranks: global ranks of the group by group rank.
+        ranks_per_machine: K of the layout; gives each rank's position.
+    """
+    size = len(ranks)
+    if size <= MESH_LIMIT:
+        for i in range(size):
+            for j in range(i + 1, size):
+                yield ranks[i], ranks[j]
+        return
+    seen: set[tuple[int, int]] = set()
+    tree = merges(tuple(rank // ranks_per_machine for rank in ranks))
+    ring = ((i, (i + 1) % size) for i in range(size))
+    for i, j in (*tree, *ring):
+        pair = (min(i, j), max(i, j))
+        if pair not in seen:
+            seen.add(pair)
+            yield ranks[pair[0]], ranks[pair[1]]
+
+
+def group_links(group: str, channel: str, ranks: tuple[int, ...], ranks_per_machine: int) -> frozenset[Link]:
+    """All links of one group."""
+    return frozenset(link(group, channel, a, b) for a, b in edges(ranks, ranks_per_machine))
+
+
+def boundary_links(world_size: int, ranks_per_machine: int) -> frozenset[Link]:
+    """Links of the iteration boundary: the world's own topology, and each rank to its guardian."""
+    found = set(group_links(WORLD, BOUNDARY, tuple(range(world_size)), ranks_per_machine))
+    for rank in range(world_size):
+        guardian = guardian_of(rank, world_size, ranks_per_machine)
+        if guardian != rank:
+            found.add(link(WORLD, BOUNDARY, rank, guardian))
+    return frozenset(found)
+
+
+def links_of(layout: Layout, groups: Mapping[str, tuple[int, ...]]) -> frozenset[Link]:
+    """Every link that lives as long as a layout does: the boundary's and the groups'."""
+    found = set(boundary_links(layout.world_size, layout.ranks_per_machine))
+    for name, ranks in groups.items():
+        found |= group_links(name, COLLECTIVE, tuple(ranks), layout.ranks_per_machine)
+    return frozenset(found)
+
+
+def seated(layout: Layout, links: Iterable[Link]) -> frozenset[SeatedLink]:
+    """The links with the machines that hold their ends in this layout."""
+    return frozenset(
+        SeatedLink(item, layout.machine_of(item.low), layout.machine_of(item.high)) for item in links
+    )
