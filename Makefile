@@ -1,0 +1,80 @@
+# One command per thing a person does here. Everything lives in .venv, made by the first call;
+# stamp files make the second call instant.
+
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	if "$$p" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	then echo "$$p"; break; fi; done)
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+# On Linux the default torch wheel brings CUDA (gigabytes). The CPU wheel is tried first;
+# `make TORCH_INDEX= ...` takes whatever the default index has.
+ifeq ($(shell uname -s),Linux)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench schemas clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## train a small GPT on 3 machines; one is killed, one is moved away
+	@$(BIN)/trainmover demo $(ARGS)
+
+test: $(VENV)/.dev  ## run the tests with coverage (ARGS="-k name" for some of them)
+	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+check: $(VENV)/.dev  ## lint, format, types, direction of dependency
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## put the code into the one format
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.demo  ## downtime and overhead, a minute each; JSON beside the tables
+	@mkdir -p runs
+	@$(BIN)/python benchmarks/downtime.py --quick --json runs/downtime.json
+	@$(BIN)/python benchmarks/overhead.py --quick --json runs/overhead.json
+
+schemas: $(VENV)/.dev  ## write events/schemas/*.json from the models
+	@$(BIN)/python events/generate.py
+
+clean:  ## remove everything that was made here, runs included
+	rm -rf $(VENV) build dist runs .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- the virtual environment ---------------------------------------------------------------------
+
+$(VENV)/.python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "TrainMover needs Python 3.11 or newer with the venv module; none was found on PATH." >&2; \
+		echo "Install it (Debian and Ubuntu: apt install python3-venv), or say: make PYTHON=/path/to/python3.12 ..." >&2; \
+		exit 1; fi
+	@if ! "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		echo "$(PYTHON) does not run or is older than Python 3.11." >&2; exit 1; fi
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.python constraints.txt
+ifneq ($(TORCH_INDEX),)
+	@echo "installing torch for the CPU (one download, about 200 MB)"
+	@$(PIP) --no-deps --retries 1 --timeout 15 --index-url $(TORCH_INDEX) torch \
+		|| echo "$(TORCH_INDEX) did not have it; taking torch from the default index"
+endif
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@echo "installing trainmover[demo]"
+	@$(PIP) --editable ".[demo]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo pyproject.toml
+	@echo "installing trainmover[dev]"
+	@$(PIP) --editable ".[demo,dev]"
+	@touch $@
