@@ -1,0 +1,154 @@
+"""Fault specs: one readable line that says what goes wrong, where and when.
+
+What lives here: the grammar of ``--fault`` and nothing else.  No torch, no asyncio, no process is
+touched: the command line checks a spec with it before anything starts, the rank carries the spec
+out at the exact step, and the driver wakes what a spec froze for some seconds.
+
+    kill:machine=1,step=20            SIGKILL to every process of machine m1
+    move:machine=m2,step=40           ask for a planned move of m2
+    stop:machine=0,step=30,seconds=8  SIGSTOP to every process of m0, SIGCONT eight seconds later
+    slow:machine=1,step=30,factor=3   each step of m1 takes three times as long from there on
+
+``machine=1`` and ``machine=m1`` are the same machine.  ``step=N`` means: before the body of step
+index N (counted from 0) runs, so two runs with the same specs can be compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from trainmover.errors import ConfigError
+
+FaultKind = Literal["kill", "move", "stop", "slow"]
+
+FIELDS: dict[FaultKind, tuple[frozenset[str], frozenset[str]]] = {
+    "kill": (frozenset({"machine", "step"}), frozenset()),
+    "move": (frozenset({"machine", "step"}), frozenset()),
+    "stop": (frozenset({"machine", "step"}), frozenset({"seconds"})),
+    "slow": (frozenset({"machine", "step", "factor"}), frozenset()),
+}
+"""For each kind: the fields it needs and the fields it may have."""
+
+EXAMPLES: dict[FaultKind, str] = {
+    "kill": "kill:machine=1,step=20",
+    "move": "move:machine=2,step=40",
+    "stop": "stop:machine=0,step=30,seconds=8",
+    "slow": "slow:machine=1,step=30,factor=3",
+}
+
+MACHINE = re.compile(r"[A-Za-z0-9_\-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSpec:
+    """One fault. ``str()`` gives the canonical line, which parses back to an equal spec.
+
+    Attributes:
+        kind: what happens.
+        machine: full machine name, for instance ``m1``.
+        step: step index, 0 or more, before whose body the fault hits.
+        factor: for ``slow``, how many times longer a step takes; more than 1.
+        seconds: for ``stop``, after how many seconds the machine continues; None: never.
+    """
+
+    kind: FaultKind
+    machine: str
+    step: int
+    factor: float | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        line = f"{self.kind}:machine={self.machine},step={self.step}"
+        if self.factor is not None:
+            line += f",factor={self.factor:g}"
+        if self.seconds is not None:
+            line += f",seconds={self.seconds:g}"
+        return line
+
+    @classmethod
+    def parse(cls, text: str) -> FaultSpec:
+        """Read one spec.
+
+        Raises:
+            ConfigError: naming the part that is wrong and showing a line that would be right.
+        """
+        head, colon, tail = text.strip().partition(":")
+        if head not in get_args(FaultKind):
+            kinds = ", ".join(get_args(FaultKind))
+            raise ConfigError(
+                f"fault {text!r}: {head!r} is not a kind of fault; the kinds are {kinds},"
+                f" for instance {EXAMPLES['kill']}"
+            )
+        kind = cast("FaultKind", head)
+        if not colon or not tail.strip():
+            raise ConfigError(f"fault {text!r} names no machine and step; write it like {EXAMPLES[kind]}")
+        values = _values(text, kind, tail)
+        return cls(
+            kind=kind,
+            machine=_machine(text, values["machine"]),
+            step=_step(text, values["step"]),
+            factor=_number(text, values, "factor", above=1.0),
+            seconds=_number(text, values, "seconds", above=0.0),
+        )
+
+
+def parse_faults(texts: Iterable[str]) -> tuple[FaultSpec, ...]:
+    """Read many specs, each text holding one or several joined by ``;`` (empty parts are skipped)."""
+    return tuple(FaultSpec.parse(part) for text in texts for part in text.split(";") if part.strip())
+
+
+def faults_of(machine: str, texts: Iterable[str]) -> tuple[FaultSpec, ...]:
+    """The specs that concern one machine, by step."""
+    return tuple(sorted((s for s in parse_faults(texts) if s.machine == machine), key=lambda s: s.step))
+
+
+def _values(text: str, kind: FaultKind, tail: str) -> dict[str, str]:
+    needed, allowed = FIELDS[kind]
+    values: dict[str, str] = {}
+    for part in tail.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise ConfigError(
+                f"fault {text!r}: {part.strip()!r} is not key=value; write it like {EXAMPLES[kind]}"
+            )
+        if key not in needed | allowed:
+            known = ", ".join(sorted(needed | allowed))
+            raise ConfigError(f"fault {text!r}: {kind} has no field {key!r}; its fields are {known}")
+        if key in values:
+            raise ConfigError(f"fault {text!r} gives {key} twice")
+        values[key] = value
+    missing = sorted(needed - set(values))
+    if missing:
+        raise ConfigError(f"fault {text!r} lacks {' and '.join(missing)}; write it like {EXAMPLES[kind]}")
+    return values
+
+
+def _machine(text: str, value: str) -> str:
+    if value.isascii() and value.isdigit():
+        return f"m{int(value)}"
+    if not MACHINE.fullmatch(value):
+        raise ConfigError(
+            f"fault {text!r}: {value!r} is not a machine; give its number or name, like 1 or m1"
+        )
+    return value
+
+
+def _step(text: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit()):
+        raise ConfigError(f"fault {text!r}: step {value!r} is not a step index; it is 0 or more")
+    return int(value)
+
+
+def _number(text: str, values: dict[str, str], key: str, *, above: float) -> float | None:
+    if key not in values:
+        return None
+    try:
+        number = float(values[key])
+    except ValueError:
+        number = float("nan")
+    if not above < number < float("inf"):
+        raise ConfigError(f"fault {text!r}: {key} {values[key]!r} is not a number above {above:g}")
+    return number
