@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	if "$$p" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo "$$p"; break; fi; done)
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --constraint constraints.txt
 
 # On Linux the default torch wheel brings CUDA (gigabytes). The CPU wheel is tried first;
 # `make TORCH_INDEX= ...` takes whatever the default index has.
