@@ -15,9 +15,11 @@ nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sysconfig
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +196,7 @@ def arguments() -> argparse.Namespace:
     add("--clip", type=float, default=1.0, help="largest norm of the gradients")
     add("--seed", type=int, default=int(os.environ.get("TRAINMOVER_SEED", "1337")))
     add("--print-every", type=int, default=10)
+    add("--times", type=Path, default=None, help="rank 0 writes the seconds of every step here, as JSON")
     return parser.parse_args()
 
 
@@ -232,6 +235,8 @@ def main() -> None:
         size = sum(p.numel() for p in model.parameters())
         print(f"{size / 1e6:.1f} M parameters, {len(text) / 1e6:.1f} MB of text, {job.world_size} ranks")
 
+    times: list[float] = []
+    before = time.perf_counter()
     job.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)  # (3)
     for step in job.steps(args.steps):  # (4)
         x, y = data.next_batch()
@@ -244,6 +249,11 @@ def main() -> None:
         scheduler.step()
         if step.committed and job.rank == 0 and int(step) % args.print_every == 0:
             print(f"step {step}  loss {loss.item():.4f}", flush=True)
+        now = time.perf_counter()
+        times.append(now - before)
+        before = now
+    if args.times is not None and job.rank == 0:
+        args.times.write_text(json.dumps(times))
 
 
 if __name__ == "__main__":
