@@ -1,0 +1,221 @@
+"""The communicator: where a rank's calls go, whatever its situation.
+
+Every process group of a rank hands its calls to the one communicator of the process.  A call is
+*live* (a walk over links), *played* from a recording (sandbox), or *swallowed*: when the epoch is
+broken, or between a broken vote and the boundary, a call completes at once without a peer, so
+that DDP, FSDP and user code never see an error they cannot survive; the step is void anyway.
+
+The communicator also knows the process's groups, for the links they need.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.futures import Future
+
+from trainmover.ccl.connection import tag_of
+from trainmover.ccl.engine import Engine, Steps, Walk
+from trainmover.ccl.table import Plan
+from trainmover.ccl.walks import Group
+from trainmover.errors import LinkError
+from trainmover.topology.links import COLLECTIVE, Link, boundary_links, group_links
+
+WalkBody = Callable[[Group], Steps]
+
+
+@dataclass
+class Call:
+    """One call of a process group.
+
+    Attributes:
+        name: collective's name, one of ``connection.CALLS``.
+        detail: what must be the same on all ranks (operation, dtype, size): part of the frame tag.
+        outputs: the caller's tensors that hold the result.
+        in_place: the outputs also hold the input, so swallowing leaves them as they are.
+        walk: makes the walk, given the group; works on flat contiguous memory.
+        after: copies the result from flat memory to the outputs where these differ.
+    """
+
+    name: str
+    detail: str
+    outputs: list[torch.Tensor]
+    in_place: bool
+    walk: Callable[[Group, int], Steps]
+    after: Callable[[], None] | None = None
+
+    @property
+    def tag(self) -> int:
+        """Tag of this call's frames."""
+        return tag_of(self.name, zlib.crc32(self.detail.encode()))
+
+    def swallow(self) -> None:
+        """Complete without peers: own values stay, pure outputs become zeros."""
+        if not self.in_place:
+            for tensor in self.outputs:
+                tensor.detach().zero_()
+
+
+class Tap(Protocol):
+    """Whoever watches results go by (the recorder)."""
+
+    def saw(self, group: str, call: Call) -> None:
+        """A live call completed; called before its owner knows."""
+
+
+class Player(Protocol):
+    """Whoever answers calls in the sandbox."""
+
+    def play(self, group: str, call: Call) -> None:
+        """Fill the call's outputs from the recording."""
+
+
+@dataclass
+class GroupInfo:
+    """A process group: its global ranks by group rank."""
+
+    name: str
+    ranks: tuple[int, ...]
+    swallowed: int = 0
+    calls: int = 0
+    links: frozenset[Link] = field(default_factory=frozenset)
+
+
+class Communicator:
+    """The calls of one rank process.
+
+    Args:
+        engine: moves the bytes.
+        rank: own global rank; changes once, when a standby is promoted.
+        world_size: number of ranks, fixed for the life of the job.
+        ranks_per_machine: K.
+        limit: seconds that one call may take before it breaks the epoch.
+    """
+
+    def __init__(self, engine: Engine, rank: int, world_size: int, ranks_per_machine: int, limit: float) -> None:
+        self.engine = engine
+        self.rank = rank
+        self.world_size = world_size
+        self.ranks_per_machine = ranks_per_machine
+        self.limit = limit
+        self.groups: dict[str, GroupInfo] = {}
+        self.player: Player | None = None
+        self.tap: Tap | None = None
+        self.plan: Plan | None = None
+        self._open = True
+        self._lock = threading.Lock()
+
+    # -- the gate ------------------------------------------------------------------------------
+
+    def close_gate(self) -> None:
+        """From now on calls are swallowed: the step is void and its epoch is over."""
+        self._open = False
+
+    def open_gate(self) -> None:
+        """Calls go to the peers again."""
+        self._open = True
+
+    @property
+    def swallowing(self) -> bool:
+        """True when calls complete without their peers."""
+        return not self._open or self.engine.broken
+
+    # -- groups --------------------------------------------------------------------------------
+
+    def add_group(self, name: str, ranks: tuple[int, ...]) -> GroupInfo:
+        """Make a process group: its links too, when this rank is live in an epoch.
+
+        Raises:
+            LinkError: its links could not be made within 60 s.
+        """
+        if name in self.groups:
+            raise LinkError(f"a process group named {name!r} exists already")
+        info = GroupInfo(name, ranks)
+        info.links = self._mine(group_links(name, COLLECTIVE, ranks, self.ranks_per_machine))
+        self.groups[name] = info
+        if self.plan is not None and self.player is None and info.links:
+            self._connect(self.plan, info)
+        return info
+
+    def remove_group(self, name: str) -> None:
+        """Forget a process group and close its links."""
+        info = self.groups.pop(name, None)
+        if info is not None and self.plan is not None:
+            links = sorted(info.links)
+            self.engine.call(lambda: self.engine.table.drop(links))
+
+    def links(self) -> frozenset[Link]:
+        """Every lasting link of this rank: the boundary's and its groups'."""
+        found = set(self._mine(boundary_links(self.world_size, self.ranks_per_machine)))
+        for info in self.groups.values():
+            found |= self._mine(group_links(info.name, COLLECTIVE, info.ranks, self.ranks_per_machine))
+        return frozenset(found)
+
+    def _mine(self, links: frozenset[Link]) -> frozenset[Link]:
+        return frozenset(item for item in links if self.rank in (item.low, item.high))
+
+    def _connect(self, current: Plan, info: GroupInfo) -> None:
+        plan = Plan(current.epoch, self.rank, current.peers, info.links)
+        ready = threading.Event()
+        table = self.engine.table
+        self.engine.call(lambda: table.extend(plan, lambda *_: ready.set()))
+        if not ready.wait(plan.limit):
+            raise LinkError(
+                f"rank {self.rank}: the links of process group {info.name!r} (ranks {info.ranks}) were not made "
+                f"within {plan.limit:g} s; every rank must create the same groups in the same order"
+            )
+        self.engine.ask(lambda: table.install(plan))
+
+    def view(self, name: str, ranks: tuple[int, ...], channel: str = COLLECTIVE) -> Group:
+        """A group as walks see it from this rank."""
+        positions = tuple(rank // self.ranks_per_machine for rank in ranks)
+        return Group(self.engine, name, channel, ranks, positions, ranks.index(self.rank))
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def run(self, name: str, call: Call, key: str | None = None) -> Future[Any]:
+        """Carry a call out; the future's value is the list of output tensors."""
+        info = self.groups[name]
+        info.calls += 1
+        future: Future[Any] = Future()
+        if self.player is not None:
+            self.player.play(name, call)
+            future.set_result(call.outputs)
+        elif self.swallowing:
+            self._swallow(info, call, future)
+        elif len(info.ranks) == 1:
+            self._alone(info, call)
+            self._finish(name, call, future)
+        else:
+            group = self.view(name, info.ranks)
+            walk = Walk(
+                f"{call.name} ({call.detail}) of group {name!r}",
+                lambda: call.walk(group, call.tag),
+                lambda _: self._finish(name, call, future),
+                lambda _: self._swallow(info, call, future),
+                self.limit,
+            )
+            self.engine.submit(key or name, walk)
+        return future
+
+    def _alone(self, info: GroupInfo, call: Call) -> None:
+        for _ in call.walk(self.view(info.name, info.ranks), call.tag):
+            pass
+
+    def _finish(self, name: str, call: Call, future: Future[Any]) -> None:
+        if call.after is not None:
+            call.after()
+        if self.tap is not None:
+            self.tap.saw(name, call)
+        future.set_result(call.outputs)
+
+    @staticmethod
+    def _swallow(info: GroupInfo, call: Call, future: Future[Any]) -> None:
+        info.swallowed += 1
+        call.swallow()
+        future.set_result(call.outputs)

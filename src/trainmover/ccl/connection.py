@@ -1,0 +1,373 @@
+"""One connection of a link: a non-blocking socket with a queue out and receives posted in.
+
+Lives on the engine's thread only.  It moves bytes and fences epochs; what a broken connection or
+a BREAK means is the engine's business, told through :class:`Listener`.
+
+Receiving: a header is read, then its payload goes straight into the memory of the next posted
+receive.  A frame of an older epoch is thrown away, one of a newer epoch waits until the engine
+gets there, and one that nobody has posted a receive for waits in the kernel (back pressure).
+When a receive is cancelled in the middle of a payload, the rest is thrown away, so the memory is
+its owner's again while the connection stays in step.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import Protocol
+
+from trainmover.ccl import frames
+from trainmover.errors import LinkError
+
+Buffer = memoryview
+
+
+class Waiter(Protocol):
+    """Whoever waits for transfers (a walk)."""
+
+    def transfer_done(self) -> None:
+        """One awaited transfer has finished."""
+
+
+class Transfer:
+    """One payload on its way, out or in."""
+
+    __slots__ = ("done", "keep", "tag", "view", "waiter")
+
+    def __init__(self, view: Buffer, tag: int, keep: object = None) -> None:
+        self.view = view
+        self.tag = tag
+        self.keep = keep
+        """Owner of the memory, held until the bytes are out."""
+        self.done = False
+        self.waiter: Waiter | None = None
+
+    def finish(self) -> None:
+        self.done = True
+        self.keep = None
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None:
+            waiter.transfer_done()
+
+
+class Listener(Protocol):
+    """What a connection tells the engine."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose frames are delivered."""
+
+    @property
+    def broken(self) -> bool:
+        """True while frames of the current epoch are thrown away."""
+
+    def connection_lost(self, connection: Connection, reason: str) -> None:
+        """The connection ended or its peer broke the protocol."""
+
+    def break_received(self, connection: Connection, epoch: int) -> None:
+        """The peer says that its epoch is broken."""
+
+    def interest_changed(self, connection: Connection) -> None:
+        """``wants_read`` or ``wants_write`` may have changed."""
+
+
+class _Out:
+    __slots__ = ("data", "epoch", "started", "transfer")
+
+    def __init__(self, data: list[Buffer], epoch: int, transfer: Transfer | None) -> None:
+        self.data = data
+        self.epoch = epoch
+        self.transfer = transfer
+        self.started = False
+
+
+class Connection:
+    """A connection to one peer process for one link."""
+
+    def __init__(self, sock: socket.socket, peer: int, peer_life: str, listener: Listener) -> None:
+        self.sock = sock
+        self.peer = peer
+        self.peer_life = peer_life
+        self.closed = False
+        self.said_bye = False
+        self.peer_said_bye = False
+        self._listener = listener
+        self._out: deque[_Out] = deque()
+        self._posted: deque[Transfer] = deque()
+        self._sent = 0
+        self._received = 0
+        self._header = bytearray(frames.HEADER_SIZE)
+        self._header_fill = 0
+        self._frame: frames.Header | None = None
+        self._target: Transfer | None = None
+        self._fill = 0
+        self._ahead = memoryview(b"")
+        self._hung_up = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<connection to rank {self.peer} ({self.peer_life}) {state}>"
+
+    # -- what the engine asks ------------------------------------------------------------------
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._out) and not self.closed and not self._hung_up
+
+    @property
+    def wants_read(self) -> bool:
+        return not self.closed and not self._hung_up and not self._waiting_for_owner()
+
+    @property
+    def ended(self) -> bool:
+        """True when the peer has hung up: nothing more will move on the socket."""
+        return self._hung_up or self.closed
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        """Close at once; transfers that were posted are dropped."""
+        if not self.closed:
+            self.closed = True
+            self.sock.close()
+        self._out.clear()
+        self._posted.clear()
+        self._target = None
+
+    def new_epoch(self) -> None:
+        """The engine moved on: drop what belonged to the old epoch, look at what waited for this one."""
+        self.cancel()
+        self._sent = self._received = 0
+        self._pump_in()
+
+    def cancel(self) -> None:
+        """Forget posted receives and unsent frames; a frame that is partly out is finished."""
+        self._posted.clear()
+        self._target = None
+        while self._out and not self._out[-1].started:
+            self._out.pop()
+        self._listener.interest_changed(self)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def send(self, transfer: Transfer) -> None:
+        """Queue one payload of the current epoch."""
+        epoch = self._listener.epoch
+        header = frames.pack(frames.DATA, epoch, self._sent, transfer.tag, len(transfer.view))
+        self._sent += 1
+        data = [memoryview(header)]
+        if len(transfer.view):
+            data.append(transfer.view)
+        self._queue(_Out(data, epoch, transfer))
+
+    def signal(self, kind: int) -> None:
+        """Queue a BREAK or a BYE."""
+        if kind == frames.BYE:
+            self.said_bye = True
+        epoch = self._listener.epoch
+        self._queue(_Out([memoryview(frames.pack(kind, epoch))], epoch, None))
+
+    def _queue(self, item: _Out) -> None:
+        if self.closed:
+            return
+        if self._hung_up:
+            if item.transfer is not None:
+                self._lost("the peer has left the job")
+            return
+        self._out.append(item)
+        if len(self._out) == 1:
+            self.writable()
+        else:
+            self._listener.interest_changed(self)
+
+    def writable(self) -> None:
+        """Write as much as the socket takes."""
+        try:
+            while self._out:
+                item = self._out[0]
+                sent = self.sock.sendmsg(item.data)
+                item.started = True
+                while item.data and sent >= len(item.data[0]):
+                    sent -= len(item.data.pop(0))
+                if item.data:
+                    item.data[0] = item.data[0][sent:]
+                    continue
+                self._out.popleft()
+                if item.transfer is not None:
+                    item.transfer.finish()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._lost(f"{error.strerror or error}")
+            return
+        if not self.closed:
+            self._listener.interest_changed(self)
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def receive(self, transfer: Transfer) -> None:
+        """Post memory for the next payload of the current epoch."""
+        self._posted.append(transfer)
+        self._pump_in()
+
+    def readable(self) -> None:
+        """Read what is there and may be read."""
+        self._pump_in()
+
+    def hung_up(self) -> None:
+        """The peer closed its side: take what is left, then say whether it was in good order."""
+        if self._hung_up or self.closed:
+            return
+        rest = bytearray(self._ahead)
+        try:
+            while piece := self.sock.recv(1 << 20):
+                rest += piece
+        except OSError:
+            pass
+        self._ahead = memoryview(bytes(rest))
+        self._hung_up = True
+        self._pump_in()
+        if not self.closed and not self._ends_with_bye():
+            self._lost("the peer closed the connection")
+        elif not self.closed:
+            self._listener.interest_changed(self)
+
+    def _ends_with_bye(self) -> bool:
+        if self.peer_said_bye:
+            return True
+        tail = self._ahead[-frames.HEADER_SIZE :]
+        return len(tail) == frames.HEADER_SIZE and bytes(tail[:4]) == frames.pack(frames.BYE, 0)[:4]
+
+    def _waiting_for_owner(self) -> bool:
+        """True when the next payload has no memory to go to yet."""
+        frame = self._frame
+        if frame is None or self._target is not None or self._fill:
+            return False
+        current = self._listener.epoch
+        if frame.epoch > current:
+            return True
+        return frame.epoch == current and not self._listener.broken and not self._posted
+
+    def _pump_in(self) -> None:
+        try:
+            while not self.closed:
+                if self._frame is None:
+                    if not self._read_header():
+                        break
+                elif self._waiting_for_owner() or not self._read_payload(self._frame):
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except LinkError as error:
+            self._lost(str(error))
+            return
+        except OSError as error:
+            self._lost(f"{error.strerror or error}")
+            return
+        if not self.closed:
+            self._listener.interest_changed(self)
+
+    def _take(self, view: Buffer) -> int:
+        """Read into ``view``; 0 means that nothing more will come for now."""
+        if self._ahead or self._hung_up:
+            size = min(len(view), len(self._ahead))
+            view[:size] = self._ahead[:size]
+            self._ahead = self._ahead[size:]
+            return size
+        size = self.sock.recv_into(view)
+        if size == 0:
+            self.hung_up()
+        return size
+
+    def _read_header(self) -> bool:
+        size = self._take(memoryview(self._header)[self._header_fill :])
+        self._header_fill += size
+        if self._header_fill < frames.HEADER_SIZE:
+            return size > 0
+        self._header_fill = 0
+        frame = frames.unpack(self._header)
+        if frame.kind == frames.BYE:
+            self.peer_said_bye = True
+        elif frame.kind == frames.BREAK:
+            self._listener.break_received(self, frame.epoch)
+        else:
+            self._frame, self._fill = frame, 0
+        return True
+
+    def _read_payload(self, frame: frames.Header) -> bool:
+        if self._target is None and self._fill == 0:
+            self._claim(frame)
+        if self._fill < frame.length:
+            target = self._target
+            if target is not None:
+                view = target.view[self._fill : frame.length]
+            else:
+                view = memoryview(bytearray(min(frame.length - self._fill, 1 << 20)))
+            size = self._take(view)
+            self._fill += size
+            if self._fill < frame.length:
+                return size > 0
+        target, self._target, self._frame, self._fill = self._target, None, None, 0
+        if target is not None:
+            target.finish()
+        return True
+
+    def _claim(self, frame: frames.Header) -> None:
+        """Give the frame to the next posted receive, or to nobody when its epoch is over."""
+        if frame.epoch < self._listener.epoch or self._listener.broken:
+            return
+        target = self._posted.popleft()
+        if frame.sequence != self._received & 0xFFFFFFFF:
+            raise LinkError(f"frame {frame.sequence} arrived where {self._received} was due")
+        if frame.tag != target.tag or frame.length != len(target.view):
+            raise Mismatch(self.peer, target.tag, len(target.view), frame.tag, frame.length)
+        self._received += 1
+        self._target = target
+
+    def _lost(self, reason: str) -> None:
+        self.close()
+        self._listener.connection_lost(self, reason)
+
+
+class Mismatch(LinkError):
+    """Two ranks call different collectives."""
+
+    def __init__(self, peer: int, our_tag: int, our_length: int, tag: int, length: int) -> None:
+        self.peer, self.our_tag, self.tag = peer, our_tag, tag
+        super().__init__(
+            f"rank {peer} sends for another call than the one made here "
+            f"({describe_tag(tag)}, {length} bytes there; {describe_tag(our_tag)}, {our_length} bytes here)"
+        )
+
+
+CALLS: tuple[str, ...] = (
+    "none",
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "reduce",
+    "send/recv",
+    "barrier",
+    "vote",
+    "meeting",
+    "mirror",
+    "state copy",
+)
+"""Call names by the high byte of a frame's tag."""
+
+
+def tag_of(call: str, detail: int = 0) -> int:
+    """A frame tag: the call in the high byte, 24 bits of detail (a checksum of its arguments)."""
+    return CALLS.index(call) << 24 | detail & 0xFFFFFF
+
+
+def describe_tag(tag: int) -> str:
+    """The tag in words."""
+    index = tag >> 24
+    name = CALLS[index] if index < len(CALLS) else f"call {index}"
+    return f"{name} #{tag & 0xFFFFFF:06x}"

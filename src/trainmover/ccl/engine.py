@@ -1,0 +1,407 @@
+"""The engine: one thread per rank process that owns every connection and moves all bytes.
+
+Walks (collectives written as generators over a group's links) run here, woken by their
+transfers; calls of one group run in the order in which they were made.  The main thread hands
+work over with :meth:`Engine.call` and never touches a socket.
+
+*Broken is a state.*  When a connection is lost, or a peer says BREAK, the epoch is broken: every
+walk ends at once through its ``abort``, every healthy connection is told with a BREAK frame and
+kept, and later walks of this epoch end as they come.  Only :meth:`Engine.adopt` of the next
+epoch ends that state.  How connections come to be is :mod:`trainmover.ccl.table`'s business.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import Any
+
+from trainmover.ccl import frames
+from trainmover.ccl.connection import Connection, Transfer
+from trainmover.ccl.table import LinkTable, Plan
+from trainmover.errors import LinkError, TrainMoverError
+
+log = logging.getLogger(__name__)
+
+Steps = Generator[list[Transfer], None, Any]
+"""A walk's body: yields the transfers that must finish before it goes on; returns its result."""
+
+LIMIT_CHECK_SECONDS = 1.0
+
+
+class EpochBroken(TrainMoverError):
+    """The epoch broke while something waited for it; the next epoch settles what to do."""
+
+
+class Walk:
+    """One running collective: a generator, and what to do at its end.
+
+    Args:
+        label: for messages, e.g. ``all_reduce of group 0``.
+        body: makes the generator; called on the engine's thread when the walk's turn comes.
+        done: called with the result.
+        abort: called with the reason when the epoch broke.
+        limit: seconds after which the walk breaks the epoch.
+    """
+
+    __slots__ = ("_waiting", "abort", "body", "deadline", "done", "engine", "key", "label", "limit", "steps")
+
+    def __init__(
+        self,
+        label: str,
+        body: Callable[[], Steps],
+        done: Callable[[Any], None],
+        abort: Callable[[str], None],
+        limit: float,
+    ) -> None:
+        self.label = label
+        self.body = body
+        self.done = done
+        self.abort = abort
+        self.limit = limit
+        self.deadline = 0.0
+        self.key = ""
+        self.steps: Steps | None = None
+        self.engine: Engine | None = None
+        self._waiting = 0
+
+    def transfer_done(self) -> None:
+        self._waiting -= 1
+        if self._waiting == 0 and self.engine is not None:
+            self.engine.runnable(self)
+
+    def advance(self) -> bool:
+        """Run until transfers are outstanding. True: still running."""
+        if self.steps is None:
+            self.steps = self.body()
+        while True:
+            transfers = next(self.steps)
+            open_ones = [transfer for transfer in transfers if not transfer.done]
+            if not open_ones:
+                continue
+            self._waiting = len(open_ones)
+            for transfer in open_ones:
+                transfer.waiter = self
+            return True
+
+    def drop(self) -> None:
+        """Never wake again."""
+        self.engine = None
+        if self.steps is not None:
+            self.steps.close()
+
+
+class Engine:
+    """Owner of a rank process's connections and of its one communication thread.
+
+    Args:
+        table: where links and their connections are kept.
+        on_break: called on the engine's thread as ``(epoch, peer or None, reason)``.
+    """
+
+    def __init__(self, table: LinkTable, on_break: Callable[[int, int | None, str], None]) -> None:
+        self.table = table
+        self.fatal: Exception | None = None
+        """An error that no new epoch can mend (two ranks call different collectives)."""
+        self._on_break = on_break
+        self._epoch = 0
+        self._broken = False
+        self._void: dict[int, str] = {}
+        self._queues: dict[str, deque[Walk]] = {}
+        self._runnable: deque[Walk] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._ticket = itertools.count()
+        self._poll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._awake = False
+        self._poll.register(self._wake_fd, select.EPOLLIN)
+        self._watched: dict[int, tuple[Connection, int]] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="trainmover-engine", daemon=True)
+        table.attach(self)
+        self._thread.start()
+
+    # -- from any thread -----------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def broken(self) -> bool:
+        return self._broken
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run ``action`` on the engine's thread."""
+        self._calls.append(action)
+        if not self._awake:
+            self._awake = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    def ask(self, action: Callable[[], Any], limit: float = 30.0) -> Any:
+        """Run ``action`` on the engine's thread and wait for what it returns."""
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(action())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self.call(run)
+        return answer.result(limit)
+
+    def submit(self, key: str, walk: Walk) -> None:
+        """Queue a walk behind the earlier ones of the same key (a group's channel)."""
+        self.call(lambda: self._enqueue(key, walk))
+
+    def run(self, key: str, label: str, body: Callable[[], Steps], limit: float) -> Any:
+        """Submit a walk and wait for its result.
+
+        Raises:
+            EpochBroken: the epoch broke before the walk's end.
+        """
+        answer: Future[Any] = Future()
+        walk = Walk(
+            label, body, answer.set_result, lambda reason: answer.set_exception(EpochBroken(reason)), limit
+        )
+        self.submit(key, walk)
+        return answer.result(limit + 60.0)
+
+    def adopt(self, plan: Plan) -> dict[str, int]:
+        """Enter the plan's epoch: swap the changed links, keep the others, end the broken state.
+
+        Returns:
+            Counts: ``swapped``, ``kept`` and ``closed`` links.
+        """
+        counts: dict[str, int] = self.ask(lambda: self._adopt(plan))
+        return counts
+
+    def break_epoch(self, reason: str, peer: int | None = None) -> None:
+        """Declare the current epoch broken (a peer is known to be dead, the user's step raised)."""
+        self.call(lambda: self._break(reason, peer))
+
+    def stop(self, limit: float = 5.0) -> None:
+        """Say BYE on every link, flush and end the thread."""
+
+        def leave() -> None:
+            for connection in self.table.connections():
+                connection.signal(frames.BYE)
+            self._stopping = True
+
+        self.call(leave)
+        self._thread.join(limit)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run ``action`` on the engine's thread after a while (engine's thread only)."""
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._ticket), action))
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self.later(LIMIT_CHECK_SECONDS, self._check_limits)
+        leave_at = 0.0
+        while True:
+            self._once()
+            if self._stopping:
+                now = time.monotonic()
+                leave_at = leave_at or now + 3.0
+                if now > leave_at or not any(c.wants_write for c in self.table.connections()):
+                    break
+        self.table.close()
+        self._poll.close()
+        os.close(self._wake_fd)
+
+    def _once(self) -> None:
+        timeout = 0.2 if self._stopping else 5.0
+        if self._timers:
+            timeout = min(timeout, max(0.0, self._timers[0][0] - time.monotonic()))
+        for fd, events in self._poll.poll(0 if self._runnable or self._calls else timeout):
+            if fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+                continue
+            entry = self._watched.get(fd)
+            if entry is None:
+                self.table.socket_ready(fd)
+                continue
+            connection = entry[0]
+            if events & select.EPOLLOUT:
+                connection.writable()
+            if events & select.EPOLLIN and connection.wants_read:
+                connection.readable()
+            if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
+                connection.hung_up()
+        self._awake = False
+        while self._calls:
+            self._guard(self._calls.popleft())
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            self._guard(heapq.heappop(self._timers)[2])
+        while self._runnable:
+            self._step(self._runnable.popleft())
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            log.exception("the engine failed in %s", action)
+            self._break(f"the engine failed: {error!r}", None)
+
+    # -- walks ---------------------------------------------------------------------------------
+
+    def runnable(self, walk: Walk) -> None:
+        """A walk's transfers are done (engine's thread only)."""
+        self._runnable.append(walk)
+
+    def _enqueue(self, key: str, walk: Walk) -> None:
+        if self._broken:
+            walk.abort("the epoch is broken")
+            return
+        walk.engine, walk.key = self, key
+        queue = self._queues.setdefault(key, deque())
+        queue.append(walk)
+        if len(queue) == 1:
+            self._begin(walk)
+
+    def _begin(self, walk: Walk) -> None:
+        walk.deadline = time.monotonic() + walk.limit
+        self._runnable.append(walk)
+
+    def _step(self, walk: Walk) -> None:
+        if walk.engine is None:
+            return
+        try:
+            walk.advance()
+            return
+        except StopIteration as stop:
+            result = stop.value
+        except LinkError as error:
+            self._break(f"{walk.label}: {error}", None)
+            return
+        except Exception as error:
+            log.exception("%s failed", walk.label)
+            self.fatal = error
+            self._break(f"{walk.label} failed: {error!r}", None)
+            return
+        queue = self._queues[walk.key]
+        queue.popleft()
+        if queue:
+            self._begin(queue[0])
+        walk.engine = None
+        self._guard(lambda: walk.done(result))
+
+    def _check_limits(self) -> None:
+        now = time.monotonic()
+        for queue in self._queues.values():
+            if queue and queue[0].deadline and now > queue[0].deadline:
+                self._break(f"{queue[0].label} took longer than its limit of {queue[0].limit:g} s", None)
+                break
+        self.later(LIMIT_CHECK_SECONDS, self._check_limits)
+
+    # -- epochs --------------------------------------------------------------------------------
+
+    def _break(self, reason: str, peer: int | None) -> None:
+        if self._broken:
+            return
+        self._broken = True
+        log.info("epoch %d is broken: %s", self._epoch, reason)
+        walks = [walk for queue in self._queues.values() for walk in queue]
+        self._queues.clear()
+        self._runnable.clear()
+        for walk in walks:
+            walk.drop()
+        for connection in self.table.connections():
+            connection.cancel()
+            connection.signal(frames.BREAK)
+            connection.readable()
+        for walk in walks:
+            try:
+                walk.abort(reason)
+            except Exception:
+                log.exception("%s could not be aborted", walk.label)
+        self._on_break(self._epoch, peer, reason)
+
+    def _adopt(self, plan: Plan) -> dict[str, int]:
+        if plan.epoch <= self._epoch:
+            raise LinkError(f"epoch {plan.epoch} cannot follow epoch {self._epoch}")
+        if not self._broken:
+            left = [walk.label for queue in self._queues.values() for walk in queue]
+            if left:
+                raise LinkError(f"calls are still open at the boundary: {', '.join(left)}")
+        self._epoch = plan.epoch
+        self._broken = False
+        counts = self.table.swap(plan)
+        missing = self.table.missing(plan)
+        for connection in self.table.connections():
+            connection.new_epoch()
+        if void := self._void.pop(plan.epoch, None):
+            self._break(void, None)
+        elif missing:
+            self._break(f"no connection for {missing[0]}", missing[0].other(plan.rank))
+        self._void = {epoch: why for epoch, why in self._void.items() if epoch > self._epoch}
+        return counts
+
+    # -- what connections tell (Listener) --------------------------------------------------------
+
+    def connection_lost(self, connection: Connection, reason: str) -> None:
+        self.unwatch(connection)
+        in_use = self.table.forget(connection)
+        if in_use and not self._stopping:
+            self._break(f"lost rank {connection.peer}: {reason}", connection.peer)
+
+    def break_received(self, connection: Connection, epoch: int) -> None:
+        reason = f"rank {connection.peer} says that epoch {epoch} is broken"
+        if epoch == self._epoch:
+            self._break(reason, None)
+        elif epoch > self._epoch:
+            self._void[epoch] = reason
+
+    def interest_changed(self, connection: Connection) -> None:
+        entry = self._watched.get(connection.fileno()) if not connection.closed else None
+        if entry is None or entry[0] is not connection:
+            return
+        if connection.ended:
+            self.unwatch(connection)
+            return
+        mask = self._mask(connection)
+        if mask != entry[1]:
+            fd = connection.fileno()
+            self._watched[fd] = (connection, mask)
+            self._poll.modify(fd, mask)
+
+    @staticmethod
+    def _mask(connection: Connection) -> int:
+        mask = select.EPOLLRDHUP
+        if connection.wants_read:
+            mask |= select.EPOLLIN
+        if connection.wants_write:
+            mask |= select.EPOLLOUT
+        return mask
+
+    # -- what the table asks -------------------------------------------------------------------
+
+    def watch(self, connection: Connection) -> None:
+        """Start moving a connection's bytes."""
+        fd, mask = connection.fileno(), self._mask(connection)
+        self._watched[fd] = (connection, mask)
+        self._poll.register(fd, mask)
+
+    def unwatch(self, connection: Connection) -> None:
+        """Stop watching; the connection may be closed already."""
+        for fd, (watched, _) in list(self._watched.items()):
+            if watched is connection:
+                del self._watched[fd]
+                if not connection.closed:
+                    self._poll.unregister(fd)
+
+    def watch_socket(self, fd: int) -> None:
+        """Report readiness of another socket (the listener) to the table."""
+        self._poll.register(fd, select.EPOLLIN)

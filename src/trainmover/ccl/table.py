@@ -1,0 +1,343 @@
+"""The link table: which connection each link has now, and those made ready for a coming epoch.
+
+Phase 1, *prepare*: for every link that a plan wants and that has no connection to the right
+process yet, one is dialled (by the lower rank) or awaited, authenticated and put aside; running
+links are not touched.  Phase 2, *swap*: the entries of the table are pointed at the connections
+put aside, the old ones are closed.  A slot keeps its staging memory through a swap, so a switch
+needs no new buffers.
+
+All state belongs to the engine's thread; connecting and shaking hands happens on connector
+threads, which hand finished sockets over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trainmover.ccl.connection import Connection
+from trainmover.ccl.handshake import Hello, accept, dial
+from trainmover.errors import LinkError, TrainMoverError
+from trainmover.topology.links import Link
+
+if TYPE_CHECKING:
+    from trainmover.ccl.engine import Engine
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+"""Limit of one attempt to connect and shake hands."""
+RETRY_SECONDS = 0.05
+CONNECTORS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where a rank's process listens, and which process that is."""
+
+    host: str
+    port: int
+    life: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one epoch needs of this rank: its links and where each rank is."""
+
+    epoch: int
+    rank: int
+    peers: tuple[Peer, ...]
+    links: frozenset[Link]
+    limit: float = 60.0
+
+
+@dataclass(slots=True)
+class Slot:
+    """One link's place in the table. ``staging`` outlives every connection."""
+
+    link: Link
+    connection: Connection | None = None
+    staging: bytearray = field(default_factory=bytearray)
+
+    def scratch(self, size: int) -> memoryview:
+        """Staging memory of at least ``size`` bytes; grows on first use and then stays."""
+        if len(self.staging) < size:
+            self.staging = bytearray(size)
+        return memoryview(self.staging)[:size]
+
+
+@dataclass(slots=True)
+class _Pending:
+    plan: Plan
+    ready: Callable[[float, int, int], None]
+    started: float
+    kept: int
+    dialling: set[Link] = field(default_factory=set)
+    announced: bool = False
+
+
+class LinkTable:
+    """The links of one rank process.
+
+    Args:
+        job: job id; connections of another job are refused.
+        life: name of this process.
+        secret: the job's secret.
+        host: address to listen on; the port is the system's choice.
+    """
+
+    def __init__(self, job: str, life: str, secret: bytes, host: str) -> None:
+        self.job, self.life = job, life
+        self._secret = secret
+        self._slots: dict[Link, Slot] = {}
+        self._aside: dict[tuple[Link, str], tuple[int, Connection]] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._engine: Engine | None = None
+        self._listener = socket.create_server((host, 0), backlog=1024)
+        self._listener.setblocking(False)
+        self.host, self.port = host, int(self._listener.getsockname()[1])
+        self._connectors = ThreadPoolExecutor(CONNECTORS, thread_name_prefix="trainmover-connect")
+        self._closed = False
+
+    # -- engine's thread -----------------------------------------------------------------------
+
+    def attach(self, engine: Engine) -> None:
+        """Tie the table to its engine (once, before the engine's thread runs)."""
+        self._engine = engine
+        engine.watch_socket(self._listener.fileno())
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise LinkError("the link table has no engine")
+        return self._engine
+
+    def slot(self, link: Link) -> Slot:
+        """The slot of a link that must be connected.
+
+        Raises:
+            LinkError: there is no such link, or it has no connection.
+        """
+        slot = self._slots.get(link)
+        if slot is None or slot.connection is None or slot.connection.closed:
+            raise LinkError(f"link {link} has no connection")
+        return slot
+
+    def connections(self) -> list[Connection]:
+        """Connections of the current epoch's links."""
+        found = [slot.connection for slot in self._slots.values() if slot.connection is not None]
+        return [connection for connection in found if not connection.closed]
+
+    def staging_bytes(self) -> int:
+        """Bytes of staging memory held by all slots."""
+        return sum(len(slot.staging) for slot in self._slots.values())
+
+    def prepare(self, plan: Plan, ready: Callable[[float, int, int], None]) -> None:
+        """Phase 1: make what the plan's epoch needs, then call ``ready(seconds, made, kept)`` once."""
+        if plan.epoch <= self.engine.epoch:
+            return
+        kept = sum(self._current(plan, link) for link in plan.links)
+        self._pending[plan.epoch] = _Pending(plan, ready, time.monotonic(), kept)
+        self._ensure(plan.epoch)
+
+    def extend(self, plan: Plan, ready: Callable[[float, int, int], None]) -> None:
+        """Make more links within the current epoch (a new group); then :meth:`install` them."""
+        kept = sum(self._current(plan, link) for link in plan.links)
+        self._pending[plan.epoch] = _Pending(plan, ready, time.monotonic(), kept)
+        self._ensure(plan.epoch)
+
+    def abandon(self, epoch: int) -> None:
+        """The epoch will not come. Its connections stay aside for a later plan that wants them."""
+        self._pending.pop(epoch, None)
+
+    def missing(self, plan: Plan) -> list[Link]:
+        """Links of the plan without a connection in the table."""
+        return sorted(link for link in plan.links if not self._current(plan, link))
+
+    def swap(self, plan: Plan) -> dict[str, int]:
+        """Phase 2: point the table at the plan's connections; close what is no longer wanted."""
+        self._pending = {epoch: item for epoch, item in self._pending.items() if epoch > plan.epoch}
+        counts = {"swapped": 0, "kept": 0, "closed": 0}
+        for link in sorted(plan.links):
+            if self._current(plan, link):
+                counts["kept"] += 1
+                continue
+            life = plan.peers[link.other(plan.rank)].life
+            found = self._aside.pop((link, life), None)
+            if found is None:
+                continue
+            slot = self._slots.setdefault(link, Slot(link))
+            counts["closed"] += self._discard(slot.connection)
+            slot.connection = found[1]
+            counts["swapped"] += 1
+        for link in [link for link in self._slots if link not in plan.links]:
+            counts["closed"] += self._discard(self._slots.pop(link).connection)
+        for key in [key for key, (epoch, _) in self._aside.items() if epoch <= plan.epoch]:
+            self._discard(self._aside.pop(key)[1])
+        return counts
+
+    def drop(self, links: list[Link]) -> None:
+        """Close links for good (a group was destroyed, a state copy is done)."""
+        for link in links:
+            if slot := self._slots.pop(link, None):
+                self._discard(slot.connection)
+
+    def install(self, plan: Plan) -> None:
+        """Add the plan's links to the current epoch (a new group), without ending any other."""
+        for link in plan.links:
+            life = plan.peers[link.other(plan.rank)].life
+            found = self._aside.pop((link, life), None)
+            if found is None:
+                raise LinkError(f"link {link} was lost while its group was made")
+            self._slots.setdefault(link, Slot(link)).connection = found[1]
+            found[1].readable()
+
+    def forget(self, connection: Connection) -> bool:
+        """A connection ended. True when a link of the current epoch had it."""
+        in_use = False
+        for slot in self._slots.values():
+            if slot.connection is connection:
+                slot.connection, in_use = None, True
+        for key in [key for key, (_, aside) in self._aside.items() if aside is connection]:
+            del self._aside[key]
+        for epoch in list(self._pending):
+            self._ensure(epoch)
+        return in_use
+
+    def close(self) -> None:
+        """Close everything."""
+        self._closed = True
+        self._connectors.shutdown(wait=False, cancel_futures=True)
+        self._listener.close()
+        for connection in [*self.connections(), *(aside for _, aside in self._aside.values())]:
+            self._discard(connection)
+        self._slots.clear()
+        self._aside.clear()
+
+    # -- phase 1 -------------------------------------------------------------------------------
+
+    def _current(self, plan: Plan, link: Link) -> bool:
+        slot = self._slots.get(link)
+        connection = slot.connection if slot is not None else None
+        life = plan.peers[link.other(plan.rank)].life
+        return connection is not None and not connection.ended and connection.peer_life == life
+
+    def _wanted(self, plan: Plan) -> Iterator[Link]:
+        for link in plan.links:
+            if not self._current(plan, link) and (link, plan.peers[link.other(plan.rank)].life) not in self._aside:
+                yield link
+
+    def _ensure(self, epoch: int) -> None:
+        pending = self._pending.get(epoch)
+        if pending is None or self._closed:
+            return
+        plan, open_links = pending.plan, 0
+        for link in sorted(self._wanted(plan)):
+            open_links += 1
+            if link.low == plan.rank and link not in pending.dialling:
+                pending.dialling.add(link)
+                self._connectors.submit(self._dial, plan, link)
+        if not open_links and not pending.announced:
+            pending.announced = True
+            made = len(plan.links) - pending.kept
+            pending.ready(time.monotonic() - pending.started, made, pending.kept)
+
+    def _dialled(self, plan: Plan, link: Link, sock: socket.socket | None, reason: str) -> None:
+        pending = self._pending.get(plan.epoch)
+        if pending is not None:
+            pending.dialling.discard(link)
+        if self._closed or pending is None or pending.plan is not plan:
+            if sock is not None:
+                sock.close()
+            return
+        if sock is not None:
+            self._put_aside(link, link.high, plan.peers[link.high], plan.epoch, sock)
+            return
+        if time.monotonic() - pending.started > plan.limit:
+            log.warning("gave up on link %s of epoch %d: %s", link, plan.epoch, reason)
+            return
+        log.debug("link %s of epoch %d: %s; trying again", link, plan.epoch, reason)
+        self.engine.later(RETRY_SECONDS, lambda: self._ensure(plan.epoch))
+
+    def _put_aside(self, link: Link, rank: int, peer: Peer, epoch: int, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        connection = Connection(sock, rank, peer.life, self.engine)
+        old = self._aside.pop((link, peer.life), None)
+        if old is not None:
+            self._discard(old[1])
+        self._aside[link, peer.life] = (epoch, connection)
+        self.engine.watch(connection)
+        for pending in list(self._pending):
+            self._ensure(pending)
+
+    def _discard(self, connection: Connection | None) -> int:
+        if connection is None or connection.closed:
+            return 0
+        self.engine.unwatch(connection)
+        connection.close()
+        return 1
+
+    # -- connector threads ---------------------------------------------------------------------
+
+    def _dial(self, plan: Plan, link: Link) -> None:
+        peer = plan.peers[link.high]
+        sock, reason = None, ""
+        try:
+            sock = socket.create_connection((peer.host, peer.port), CONNECT_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            dial(sock, Hello(self.job, link, plan.epoch, plan.rank, self.life, peer.life), self._secret)
+        except (OSError, TrainMoverError) as error:
+            reason = str(error)
+            if sock is not None:
+                sock.close()
+                sock = None
+        finished = sock
+        self.engine.call(lambda: self._dialled(plan, link, finished, reason))
+
+    def socket_ready(self, fd: int) -> None:
+        """The listener has somebody at the door (engine's thread)."""
+        if self._closed or fd != self._listener.fileno():
+            return
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._connectors.submit(self._hear, sock)
+
+    def _hear(self, sock: socket.socket) -> None:
+        try:
+            sock.settimeout(CONNECT_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello = accept(sock, self._secret, self._refusal)
+        except (OSError, TrainMoverError) as error:
+            log.info("a connection was not accepted: %s", error)
+            sock.close()
+            return
+        self.engine.call(lambda: self._heard(hello, sock))
+
+    def _refusal(self, hello: Hello) -> str | None:
+        if hello.job != self.job:
+            return f"this is job {self.job}, not {hello.job}"
+        if hello.receiver_life != self.life:
+            return "the process that was dialled is gone; this is another one"
+        if hello.epoch < self.engine.epoch:
+            return f"epoch {hello.epoch} is over; this is epoch {self.engine.epoch}"
+        return None
+
+    def _heard(self, hello: Hello, sock: socket.socket) -> None:
+        if self._closed:
+            sock.close()
+            return
+        peer = Peer("", 0, hello.sender_life)
+        self._put_aside(hello.link, hello.sender, peer, hello.epoch, sock)
+
+
+def new_life(machine: str, slot: int) -> str:
+    """A name for this process that no other process has."""
+    return f"{machine}.{slot}.{os.getpid()}.{os.urandom(4).hex()}"

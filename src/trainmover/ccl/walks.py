@@ -1,0 +1,272 @@
+"""Collectives as walks over links, for groups that are a full mesh.
+
+Each function is a generator that runs on the engine's thread: it posts sends and receives on the
+group's links and yields the transfers it must wait for.  One hop each way, every byte on the wire
+at most once per direction and rank; reductions are *slice-wise*: member i owns slice i, receives
+the others' parts of it into the links' staging memory, combines them in the canonical bracketing
+and sends the result back.  Small reductions are exchanged whole and combined by everybody.
+
+Tensors are flat, contiguous and on the CPU; group ranks index members everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainmover.ccl.connection import Transfer
+from trainmover.ccl.engine import Engine, Steps
+from trainmover.ccl.reduce import Combine
+from trainmover.ccl.table import Slot
+from trainmover.topology.bracket import bracket, leader, merges
+from trainmover.topology.links import link
+
+PIECE_BYTES = 512 * 1024
+"""Reductions move in pieces of this size; each link stages two of them."""
+
+WHOLE_BYTES = 16 * 1024
+"""Up to this size a reduction is exchanged whole."""
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a flat contiguous CPU tensor as writable bytes (no copy)."""
+    return memoryview(tensor.detach().view(torch.uint8).numpy())
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group as its walks see it.
+
+    Attributes:
+        engine: who moves the bytes.
+        group, channel: name the links.
+        ranks: global ranks by group rank.
+        positions: machine position of each member, for the canonical bracketing.
+        me: own group rank.
+    """
+
+    engine: Engine
+    group: str
+    channel: str
+    ranks: tuple[int, ...]
+    positions: tuple[int, ...]
+    me: int
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    @property
+    def others(self) -> list[int]:
+        """The other members, starting after me so that not everybody starts with the same one."""
+        return [(self.me + i) % self.size for i in range(1, self.size)]
+
+    def slot(self, member: int) -> Slot:
+        """The link to a member."""
+        return self.engine.table.slot(link(self.group, self.channel, self.ranks[self.me], self.ranks[member]))
+
+    def send(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
+        """Start sending a tensor's bytes; the tensor must keep its content until it is done."""
+        transfer = Transfer(as_bytes(tensor), tag, tensor)
+        connection = self.slot(member).connection
+        assert connection is not None
+        connection.send(transfer)
+        return transfer
+
+    def receive(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
+        """Post a tensor's memory for the next bytes from a member."""
+        transfer = Transfer(as_bytes(tensor), tag, tensor)
+        connection = self.slot(member).connection
+        assert connection is not None
+        connection.receive(transfer)
+        return transfer
+
+    def scratch(self, member: int, like: torch.Tensor, count: int, half: int = 0) -> torch.Tensor:
+        """``count`` elements of the link's staging memory (one of its two halves)."""
+        room = max(PIECE_BYTES, WHOLE_BYTES)
+        view = self.slot(member).scratch(2 * room)[half * room :]
+        return torch.frombuffer(view, dtype=like.dtype, count=count)
+
+
+
+
+
+def slices(count: int, size: int) -> list[tuple[int, int]]:
+    """Cut ``count`` elements into ``size`` nearly equal runs ``(start, end)``, multiples of 16 but the last."""
+    step = -(-count // size)
+    step = -(-step // 16) * 16
+    return [(min(i * step, count), min((i + 1) * step, count)) for i in range(size)]
+
+
+def pieces(start: int, end: int, item_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut a run of elements into pieces of at most ``PIECE_BYTES``."""
+    step = max(1, PIECE_BYTES // item_bytes)
+    for at in range(start, end, step):
+        yield at, min(at + step, end)
+
+
+def combine_in_place(group: Group, parts: list[torch.Tensor], combine: Combine, out: torch.Tensor) -> None:
+    """Combine the members' parts canonically into ``out``; the parts are used up."""
+    steps = merges(group.positions)
+    for number, (into, source) in enumerate(steps):
+        last = number == len(steps) - 1
+        combine(parts[into], parts[source], out if last else parts[into])
+    if not steps:
+        out.copy_(parts[leader(bracket(group.positions))])
+
+
+def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
+    """Every member ends with the canonical combination of all; in place."""
+    if flat.numel() * flat.element_size() <= WHOLE_BYTES:
+        return (yield from _all_reduce_whole(group, flat, combine, tag))
+    bounds = slices(flat.numel(), group.size)
+    item = flat.element_size()
+    sends = [
+        group.send(member, flat[a:b], tag)
+        for piece in _by_piece(bounds, item)
+        for member in group.others
+        for a, b in piece[member]
+    ]
+    yield from _own_slice(group, flat, flat, bounds[group.me], combine, tag, share=True)
+    results = [
+        group.receive(member, flat[a:b], tag)
+        for member in group.others
+        for a, b in pieces(*bounds[member], item)
+    ]
+    yield sends + results
+
+
+def _by_piece(bounds: Sequence[tuple[int, int]], item: int) -> Iterator[list[list[tuple[int, int]]]]:
+    """The k-th pieces of all slices, for k = 0, 1, ...: so that every owner can start early."""
+    cut = [list(pieces(a, b, item)) for a, b in bounds]
+    for k in range(max(len(parts) for parts in cut)):
+        yield [parts[k : k + 1] for parts in cut]
+
+
+def _own_slice(
+    group: Group,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    bounds: tuple[int, int],
+    combine: Combine,
+    tag: int,
+    *,
+    share: bool,
+) -> Steps:
+    """Receive the others' parts of my slice, piece by piece, and combine them into ``target``."""
+    todo = list(pieces(*bounds, source.element_size()))
+    posted: list[dict[int, tuple[torch.Tensor, Transfer]]] = []
+
+    def post(k: int) -> None:
+        if k < len(todo):
+            a, b = todo[k]
+            entry: dict[int, tuple[torch.Tensor, Transfer]] = {}
+            for member in group.others:
+                room = group.scratch(member, source, b - a, k % 2)
+                entry[member] = (room, group.receive(member, room, tag))
+            posted.append(entry)
+
+    shared: list[Transfer] = []
+    post(0)
+    for k, (a, b) in enumerate(todo):
+        post(k + 1)
+        yield [transfer for _, transfer in posted[k].values()]
+        parts = [
+            source[a:b] if member == group.me else posted[k][member][0] for member in range(group.size)
+        ]
+        combine_in_place(group, parts, combine, target[a:b])
+        if share:
+            shared += [group.send(member, target[a:b], tag) for member in group.others]
+    yield shared
+
+
+def _all_reduce_whole(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
+    mine = flat.clone()
+    sends = [group.send(member, mine, tag) for member in group.others]
+    parts = {member: group.scratch(member, flat, flat.numel()) for member in group.others}
+    yield [group.receive(member, part, tag) for member, part in parts.items()]
+    parts[group.me] = mine.clone() if sends else mine
+    combine_in_place(group, [parts[member] for member in range(group.size)], combine, flat)
+    yield sends
+
+
+def reduce_scatter(
+    group: Group, inputs: torch.Tensor, output: torch.Tensor, bounds: list[tuple[int, int]], combine: Combine, tag: int
+) -> Steps:
+    """Member i ends with the combination of everybody's run ``bounds[i]`` of ``inputs``.
+
+    ``inputs`` is used up; ``output`` has the length of the own run.
+    """
+    item = inputs.element_size()
+    sends = [
+        group.send(member, inputs[a:b], tag) for member in group.others for a, b in pieces(*bounds[member], item)
+    ]
+    yield from _own_slice(group, inputs, inputs, bounds[group.me], combine, tag, share=False)
+    start, end = bounds[group.me]
+    output.copy_(inputs[start:end])
+    yield sends
+
+
+def all_gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor], tag: int) -> Steps:
+    """Every member ends with everybody's tensor; ``outputs`` by group rank."""
+    sends = [group.send(member, mine, tag) for member in group.others]
+    receives = [group.receive(member, outputs[member], tag) for member in group.others]
+    outputs[group.me].copy_(mine)
+    yield sends + receives
+
+
+def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
+    """Everybody ends with the root's tensor; in place."""
+    if group.me == root:
+        yield [group.send(member, flat, tag) for member in group.others]
+    else:
+        yield [group.receive(root, flat, tag)]
+
+
+def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: int) -> Steps:
+    """The root ends with the canonical combination; in place there, untouched elsewhere."""
+    if group.me != root:
+        yield [group.send(root, flat[a:b], tag) for a, b in pieces(0, flat.numel(), flat.element_size())]
+        return
+    yield from _own_slice(group, flat, flat, (0, flat.numel()), combine, tag, share=False)
+
+
+def gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor], root: int, tag: int) -> Steps:
+    """The root ends with everybody's tensor; ``outputs`` by group rank, empty elsewhere."""
+    if group.me != root:
+        yield [group.send(root, mine, tag)]
+        return
+    outputs[root].copy_(mine)
+    yield [group.receive(member, outputs[member], tag) for member in group.others]
+
+
+def scatter(group: Group, inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int, tag: int) -> Steps:
+    """Member i ends with the root's i-th tensor; ``inputs`` by group rank, empty elsewhere."""
+    if group.me != root:
+        yield [group.receive(root, output, tag)]
+        return
+    output.copy_(inputs[root])
+    yield [group.send(member, inputs[member], tag) for member in group.others]
+
+
+def all_to_all(group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], tag: int) -> Steps:
+    """Member i ends with everybody's i-th input; sizes may differ."""
+    outputs[group.me].copy_(inputs[group.me])
+    sends = [group.send(member, inputs[member], tag) for member in group.others]
+    yield sends + [group.receive(member, outputs[member], tag) for member in group.others]
+
+
+def send(group: Group, flat: torch.Tensor, member: int, tag: int) -> Steps:
+    """Send to one member."""
+    yield [group.send(member, flat, tag)]
+
+
+def receive(group: Group, flat: torch.Tensor, member: int, tag: int) -> Steps:
+    """Receive from one member."""
+    yield [group.receive(member, flat, tag)]
+
+
+Body = Callable[[Group], Steps]
