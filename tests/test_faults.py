@@ -56,4 +56,7 @@ def test_joined_specs_are_split_and_sorted_for_a_machine() -> None:
     """Specs joined by semicolons come out one by one; a machine gets only its own, by step."""
     texts = ["kill:machine=1,step=9;move:machine=2,step=4", "", "stop:machine=1,step=3"]
     assert len(parse_faults(texts)) == 3
-    assert [str(spec) for spec in faults_of("m1", texts)] == ["stop:machine=m1,step=3", "kill:machine=m1,step=9"]
+    assert [str(spec) for spec in faults_of("m1", texts)] == [
+        "stop:machine=m1,step=3",
+        "kill:machine=m1,step=9",
+    ]

@@ -1,0 +1,418 @@
+"""The machine program: it joins a job, runs what the job wants here, and ends when it must.
+
+What lives here: what each event on the bus means for this machine, and what this machine says.
+What never lives here: processes (``ranks``), the socket (``rank_socket``), figures (``vitals``).
+
+The rules of the file:
+
+- It obeys what names this machine *and this life of it* (its incarnation).  Layouts name machines
+  only, so switch events count from the moment this life has heard itself join.
+- Between bus and ranks it is a relay: what ranks say goes out as it is, and the few bus events that
+  ranks need go in.  A rank that connects late still gets the ``switch.prepare`` that is open.
+- A machine that is declared dead kills its ranks before anything else, however it learns of it:
+  at once, or out of the log after having been frozen for a minute.
+- When the bus is away, ranks go on; what there is to say waits in the bus port.
+
+Each life ends with an exit code for whoever started it; see :data:`EXITS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from trainmover.errors import BusError
+from trainmover.events import catalogue as say
+from trainmover.events.bus import Bus
+from trainmover.events.envelope import Envelope
+from trainmover.machine import environment
+from trainmover.machine.children import Exit
+from trainmover.machine.rank_socket import RankLine, RankSocket
+from trainmover.machine.ranks import Rank, Ranks
+from trainmover.machine.vitals import GpuVitals, ProcessVitals
+
+BEAT_SECONDS: Final = 0.25
+RELEASE_PATIENCE: Final = 5.0
+FINISH_PATIENCE: Final = 10.0
+"""How long ranks may take to end by themselves once the job is completed."""
+GOODBYE_SECONDS: Final = 3.0
+"""How long a machine tries to get its last events into the log."""
+
+Ending = Literal["completed", "job failed", "fenced", "released", "stopped"]
+
+EXITS: Final[dict[Ending, int]] = {"completed": 0, "released": 0, "stopped": 0, "job failed": 1, "fenced": 3}
+"""Exit code of the program by how its life ended."""
+
+AREAS: Final = ("job", "machine", "standby", "switch")
+
+log = logging.getLogger("trainmover.machine")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """What a machine program is told by whoever starts it.
+
+    Attributes:
+        name: unique in the job.
+        slots: most ranks that may run here.
+        host: address under which other machines reach this one's ranks.
+        secret: the job's secret, hex.
+        beat_seconds: seconds between heartbeats.
+    """
+
+    name: str
+    slots: int = 1
+    host: str = "127.0.0.1"
+    secret: str = ""
+    beat_seconds: float = BEAT_SECONDS
+
+
+class Agent:
+    """One life of one machine in one job; :meth:`run` lives it."""
+
+    def __init__(self, bus: Bus, config: MachineConfig) -> None:
+        self.config = config
+        self.incarnation = secrets.token_hex(4)
+        self._bus = bus
+        self._ranks = Ranks(config.name, self._rank_gone)
+        self._socket = RankSocket(self._rank_said, self._rank_connected, self._rank_broke)
+        self._job: say.JobSubmitted | None = None
+        self._waiting: list[Envelope] = []
+        self._joined = False
+        self._prepare: say.SwitchPrepare | None = None
+        self._said = 0
+        self._outbox: asyncio.Queue[Envelope] = asyncio.Queue()
+        self._stop = asyncio.Event()
+        self._acts: dict[type[say.Event], Callable[[Any], Awaitable[Ending | None]]] = {
+            say.JobSubmitted: self._on_submitted,
+            say.MachineJoined: self._on_joined,
+            say.MachineLaunch: self._on_launch,
+            say.StandbyWarm: self._on_warm,
+            say.MachineFailed: self._on_failed,
+            say.SwitchPrepare: self._on_prepare,
+            say.SwitchAborted: self._on_aborted,
+            say.SwitchCommitted: self._on_committed,
+            say.JobCompleted: self._on_completed,
+            say.JobFailed: self._on_job_failed,
+        }
+
+    def stop(self) -> None:
+        """Leave in good order (an operator's SIGTERM)."""
+        self._stop.set()
+
+    async def run(self) -> int:
+        """Join, serve, leave.
+
+        Returns:
+            The program's exit code.
+
+        Raises:
+            BusError: the bus could not be reached at the start.
+        """
+        sender = asyncio.ensure_future(self._send_outbox())
+        beats: asyncio.Future[None] | None = None
+        ending: Ending = "stopped"
+        try:
+            await self._socket.start()
+            await self._bus.answer_probes(self.config.name)
+            feed = await self._bus.feed(AREAS, history=True)
+            self._join()
+            beats = asyncio.ensure_future(self._beat())
+            obeying = asyncio.ensure_future(self._obey(feed))
+            stopping = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait({obeying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if obeying.done():
+                ending = obeying.result()
+            else:
+                obeying.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await obeying
+                await self._ranks.end(RELEASE_PATIENCE)
+            await feed.close()
+        finally:
+            await self._ranks.end(0.0)
+            if beats is not None:
+                beats.cancel()
+            await self._leave(ending, sender)
+            await self._socket.close()
+        return EXITS[ending]
+
+    # -- what the bus says
+
+    async def _obey(self, feed: Any) -> Ending:
+        async for envelope in feed:
+            ending = await self._act(envelope)
+            if ending is not None:
+                return ending
+        return "stopped"
+
+    async def _act(self, envelope: Envelope) -> Ending | None:
+        act = self._acts.get(type(envelope.event))
+        return await act(envelope.event) if act is not None else None
+
+    async def _on_submitted(self, event: say.JobSubmitted) -> Ending | None:
+        if self._job is None:
+            self._job = event
+            waiting, self._waiting = self._waiting, []
+            for envelope in waiting:
+                ending = await self._act(envelope)
+                if ending is not None:
+                    return ending
+        return None
+
+    async def _on_joined(self, event: say.MachineJoined) -> None:
+        self._joined = self._joined or self._is_me(event)
+
+    async def _on_launch(self, event: say.MachineLaunch) -> None:
+        there = {(rank.generation, rank.mode == "live") for rank in self._ranks}
+        if not self._is_me(event) or max(there, default=(-1, False)) >= (event.generation, True):
+            return
+        job = self._described(event)
+        if job is not None:
+            log.info("launching generation %d at position %d", event.generation, event.position)
+            environments = environment.live(self._seat(), job, event)
+            await self._replace_ranks(job, "live", event.generation, environments)
+
+    async def _on_warm(self, event: say.StandbyWarm) -> None:
+        if not self._is_me(event) or any(
+            rank.generation >= event.generation and rank.child.exit is None for rank in self._ranks
+        ):
+            return
+        job = self._described(event)
+        if job is not None:
+            log.info("warming up as a standby for generation %d", event.generation)
+            environments = environment.sandbox(self._seat(), job, event)
+            await self._replace_ranks(job, "sandbox", event.generation, environments)
+
+    async def _on_failed(self, event: say.MachineFailed) -> Ending | None:
+        if self._is_me(event):
+            self._ranks.kill()
+            log.warning("declared dead (%s): ranks are killed, this machine leaves", event.reason)
+            return "fenced"
+        self._ranks.send(event)
+        return None
+
+    async def _on_prepare(self, event: say.SwitchPrepare) -> None:
+        if not self._joined or self.config.name not in (*event.machines, *event.leavers):
+            return
+        self._prepare = event
+        if self.config.name in event.machines:
+            self._ranks.promote()
+        for rank in self._ranks:
+            self._pass_prepare(rank)
+
+    async def _on_aborted(self, event: say.SwitchAborted) -> None:
+        if self._prepare is not None and self._prepare.epoch == event.epoch:
+            self._prepare = None
+        self._ranks.send(event)
+
+    async def _on_committed(self, event: say.SwitchCommitted) -> Ending | None:
+        if not self._joined:
+            return None
+        if self._prepare is not None and self._prepare.epoch <= event.epoch:
+            self._prepare = None
+        self._ranks.send(event)
+        if self.config.name not in event.leavers:
+            return None
+        log.info("released: epoch %d goes on without this machine", event.epoch)
+        await self._ranks.end(RELEASE_PATIENCE)
+        return "released"
+
+    async def _on_completed(self, event: say.JobCompleted) -> Ending:
+        self._ranks.send(event)
+        if any(rank.mode == "live" for rank in self._ranks):
+            await self._ranks.settle(FINISH_PATIENCE)
+        await self._ranks.end(RELEASE_PATIENCE)
+        return "completed"
+
+    async def _on_job_failed(self, event: say.JobFailed) -> Ending:
+        log.error("the job failed: %s", event.reason)
+        self._ranks.send(event)
+        await self._ranks.end(RELEASE_PATIENCE)
+        return "job failed"
+
+    # -- what the ranks say
+
+    def _rank_connected(self, line: RankLine) -> None:
+        rank = self._ranks.of(line.pid)
+        if rank is not None:
+            rank.line = line
+            self._pass_prepare(rank)
+
+    def _rank_said(self, line: RankLine, event: say.Event) -> None:
+        rank = self._ranks.of(line.pid)
+        named = getattr(event, "machine", self.config.name)
+        if rank is None or (named != self.config.name and not isinstance(event, say.MoveRequested)):
+            log.warning("process %s said %s, which is not its to say; dropped", line.pid, event.type)
+            return
+        rank.note(event)
+        if not isinstance(event, say.RankExited):
+            self._say(event, source=f"machine/{self.config.name}/{rank.slot}")
+
+    def _rank_broke(self, complaint: str) -> None:
+        log.error("%s; its connection is closed", complaint)
+
+    def _rank_gone(self, rank: Rank, ended: Exit) -> None:
+        error = rank.error(ended)
+        log.warning("rank in slot %d ended: %s%s", rank.slot, ended, f"\n{error}" if error else "")
+        self._say(
+            say.RankExited(
+                machine=self.config.name,
+                incarnation=self.incarnation,
+                slot=rank.slot,
+                mode=rank.mode,
+                generation=rank.generation,
+                pid=rank.child.pid,
+                code=ended.code,
+                signal=ended.signal,
+                error=error,
+            )
+        )
+
+    # -- what this machine does
+
+    async def _replace_ranks(
+        self,
+        job: say.JobSubmitted,
+        mode: say.RankMode,
+        generation: int,
+        environments: list[dict[str, str]],
+    ) -> None:
+        await self._ranks.end(0.0)
+        self._prepare = None
+        logs = Path(job.run_dir) / "logs"
+        command = [job.python, job.script, *job.args]
+        try:
+            self._ranks.start(environments, command, mode=mode, generation=generation, cwd=job.cwd, logs=logs)
+        except OSError as error:
+            await self._ranks.end(0.0)
+            failed = say.RankExited(
+                machine=self.config.name,
+                incarnation=self.incarnation,
+                slot=0,
+                mode=mode,
+                generation=generation,
+                pid=0,
+                code=1,
+                signal=None,
+                error=f"{self.config.name} cannot start its ranks: {error}",
+            )
+            log.error("%s", failed.error)
+            self._say(failed)
+
+    def _pass_prepare(self, rank: Rank) -> None:
+        prepare = self._prepare
+        if prepare is None or rank.line is None or rank.generation != prepare.generation:
+            return
+        # A spare that shares its name with an old leaver has no part in that switch.
+        if rank.mode == "live" or self.config.name in prepare.machines:
+            rank.line.send(prepare)
+
+    def _seat(self) -> environment.Seat:
+        return environment.Seat(
+            job=self._bus.job,
+            machine=self.config.name,
+            incarnation=self.incarnation,
+            host=self.config.host,
+            socket=self._socket.path,
+            secret=self.config.secret,
+            port=_free_port(self.config.host),
+            pid=os.getpid(),
+        )
+
+    def _described(self, event: say.Event) -> say.JobSubmitted | None:
+        """The job's description; while it is not known, the event is kept until it is."""
+        if self._job is None:
+            self._waiting.append(self._envelope(event))
+        return self._job
+
+    def _is_me(self, event: Any) -> bool:
+        return bool(event.machine == self.config.name and event.incarnation == self.incarnation)
+
+    # -- what this machine says
+
+    def _join(self) -> None:
+        log.info("machine %s joins job %s (life %s)", self.config.name, self._bus.job, self.incarnation)
+        self._say(
+            say.MachineJoined(
+                machine=self.config.name,
+                incarnation=self.incarnation,
+                host=self.config.host,
+                slots=self.config.slots,
+                pid=os.getpid(),
+            )
+        )
+
+    async def _leave(self, ending: Ending, sender: asyncio.Future[None]) -> None:
+        self._say(say.MachineLeft(machine=self.config.name, incarnation=self.incarnation, reason=ending))
+        try:
+            await asyncio.wait_for(self._outbox.join(), GOODBYE_SECONDS)
+            await self._bus.flush(GOODBYE_SECONDS)
+        except (BusError, TimeoutError) as error:
+            log.warning("left without the bus knowing all of it: %s", error)
+        sender.cancel()
+        log.info("left: %s", ending)
+
+    async def _beat(self) -> None:
+        processes, gpus = ProcessVitals(), GpuVitals()
+        due, sequence = time.monotonic(), 0
+        while True:
+            readings = processes.read([rank.child.pid for rank in self._ranks])
+            beat = say.Heartbeat(
+                machine=self.config.name,
+                incarnation=self.incarnation,
+                sequence=sequence,
+                ranks=tuple(rank.state(readings.get(rank.child.pid)) for rank in self._ranks),
+                step=max((rank.step for rank in self._ranks), default=0),
+                cpu_percent=sum(reading.cpu_percent for reading in readings.values()),
+                rss_bytes=sum(reading.rss_bytes for reading in readings.values()),
+                gpus=gpus.latest(),
+            )
+            self._say(beat)
+            sequence += 1
+            # After a pause (a frozen machine, a busy one) the beats that were missed stay missed.
+            due = max(due + self.config.beat_seconds, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+
+    def _say(self, event: say.Event, source: str | None = None) -> None:
+        self._outbox.put_nowait(self._envelope(event, source))
+
+    def _envelope(self, event: say.Event, source: str | None = None) -> Envelope:
+        self._said += 1
+        return Envelope(
+            id=f"{self.config.name}-{self.incarnation}-{self._said}",
+            source=source or f"machine/{self.config.name}",
+            time=time.time(),
+            job=self._bus.job,
+            event=event,
+        )
+
+    async def _send_outbox(self) -> None:
+        """Publish in the order in which things were said; an event that cannot be sent stops no other."""
+        while True:
+            envelope = await self._outbox.get()
+            try:
+                await self._bus.publish(envelope)
+            except BusError as error:
+                log.error("could not say %s: %s", envelope, error)
+            finally:
+                self._outbox.task_done()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            probe.bind(("", 0))
+        return int(probe.getsockname()[1])
