@@ -370,6 +370,8 @@ class StandbyAssigned(Event):
     leaver: MachineName
     joiner: MachineName
     joiner_incarnation: Name
+    generation: Count = 0
+    """Generation in which this holds; what belongs to an earlier one is void."""
 
 
 class StandbyReplenish(Event):
@@ -465,6 +467,7 @@ class SwitchCommitted(Event):
     leavers: Machines
     joiners: Machines
     step: Count
+    generation: Count = 0
 
 
 class SwitchAborted(Event):
@@ -556,6 +559,8 @@ class JournalEntry(Event):
     input: Name
     now: Seconds
     outputs: tuple[Name, ...]
+    quiet: Annotated[dict[Name, Seconds], Field(max_length=1024)] = {}
+    """Inputs fed before this one that caused nothing, oldest first, each with its ``now``."""
 
 
 class DeadLetter(Event):

@@ -36,7 +36,7 @@ MAX_DEPTH: Final = 8
 
 UNKNOWN_SENDER: Final = "an unknown sender"
 
-_FAULTS = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
+FAULTS = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
 """Everything msgpack raises on bad bytes."""
 
 
@@ -120,7 +120,7 @@ def unpack(body: bytes, what: str, limit: int) -> Any:
         scanner.feed(body)
         scanner.skip()
         complete = scanner.tell() == len(body)
-    except _FAULTS as error:
+    except FAULTS as error:
         raise DecodeError(f"{what} is not msgpack: {_reason(error)}") from None
     if not complete:
         raise DecodeError(f"{what} has bytes after its end")
@@ -130,7 +130,7 @@ def unpack(body: bytes, what: str, limit: int) -> Any:
         )
     except DecodeError as error:
         raise DecodeError(f"{what}: {error}") from None
-    except _FAULTS as error:
+    except FAULTS as error:
         raise DecodeError(f"{what} is not msgpack: {_reason(error)}") from None
     if _deeper_than(value, MAX_DEPTH):
         raise DecodeError(f"{what} is nested deeper than {MAX_DEPTH}")

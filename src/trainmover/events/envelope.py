@@ -128,6 +128,17 @@ def check_job(job: str) -> str:
     return job
 
 
+def check_source(source: str) -> str:
+    """The name itself, when it may be a source.
+
+    Raises:
+        ValueError: it may not.
+    """
+    if _SOURCE.fullmatch(source) is None:
+        raise ValueError(f"program name {source!r} has other characters than {_SOURCE.pattern}")
+    return source
+
+
 def stream_name(job: str) -> str:
     """Name of the job's JetStream stream."""
     return f"TRAINMOVER_{check_job(job)}"

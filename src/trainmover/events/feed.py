@@ -65,7 +65,6 @@ class FeedQueue:
         self._room = asyncio.Event()
         self._room.set()
         self._ended = False
-        self._failure: BusError | None = None
 
     # -- the carrier's side
 
@@ -91,11 +90,9 @@ class FeedQueue:
             self._past_end = self._taken + len(self._waiting)
             self._wake.set()
 
-    def end(self, failure: BusError | None = None) -> None:
-        """Nothing more will come; with a failure, the reader gets it once it has read the rest."""
-        if not self._ended:
-            self._ended = True
-            self._failure = failure
+    def end(self) -> None:
+        """Nothing more will come; the reader gets what is there and then the end."""
+        self._ended = True
         self._wake.set()
         self._room.set()
 
@@ -107,8 +104,6 @@ class FeedQueue:
     async def __anext__(self) -> Envelope:
         while not self._waiting:
             if self._ended:
-                if self._failure is not None:
-                    raise self._failure
                 raise StopAsyncIteration
             await self._wait()
         return self._take()
@@ -122,7 +117,7 @@ class FeedQueue:
                     if self._waiting:
                         found.append(self._take())
                     elif self._ended:
-                        raise self._failure or BusError("the feed was closed while its past was read")
+                        raise BusError("the feed was closed while its past was read")
                     else:
                         await self._wait()
         except TimeoutError:

@@ -1,0 +1,365 @@
+"""A connection to NATS that comes back: one recovery for everything that can go wrong.
+
+What lives here: the client library and its lifetime.  What never lives here: events.
+
+nats-py can lose its connection in many ways and notices some of them: the server dies, the server
+freezes, the server sends an error (the client closes for good), a callback raises (the client
+says that it is connected and hears nothing).  So this file does not use its reconnecting at all.
+Whatever happens, the client is thrown away and a new one is made, with all subscriptions, for as
+long as it takes.  What can be noticed is: a closed client says so; a frozen server misses its
+pings; everything else is found by a message to ourselves every second, through the same read
+loop and a subscription like any other: three missing in a row, and the client goes.
+
+After each start, ``on_up`` callbacks are called: publishers send again what was not acknowledged,
+feeds fetch what they missed.  Subscriptions are up before that, so nothing falls in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.errors import SlowConsumerError
+
+from trainmover.errors import BusError
+
+PING_SECONDS: Final = 1
+BEAT_SECONDS: Final = 1.0
+BEATS_MISSED: Final = 3
+PENDING_MESSAGES: Final = 65536
+PENDING_BYTES: Final = 64 << 20
+OUTBOUND_BYTES: Final = 8 << 20
+RETRY_FIRST: Final = 0.02
+RETRY_LAST: Final = 1.0
+CONNECT_SECONDS: Final = 2.0
+CLOSE_SECONDS: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+Receive = Callable[["Arrived"], Awaitable[None]]
+
+_arrivals = itertools.count()
+
+
+@dataclass
+class Arrived(Msg):
+    """A message and its place in the order of arrival over all subscriptions of this process."""
+
+    arrival: int = field(default_factory=lambda: next(_arrivals))
+
+
+class _Client(Client):
+    msg_class = Arrived
+
+
+@dataclass(eq=False, slots=True)
+class Route:
+    """A subscription that outlives clients."""
+
+    subject: str
+    receive: Receive
+    on_gap: Callable[[], None] | None
+    current: Subscription | None = None
+
+
+class Connection:
+    """See the file's essay; made by :meth:`open`."""
+
+    def __init__(self, url: str, name: str, token: str | None) -> None:
+        self.name = name
+        self.generation = 0
+        self.inbox = f"_INBOX.{uuid.uuid4().hex}"
+        self.on_up: list[Callable[[], None]] = []
+        self._servers = [part.strip() for part in url.split(",") if part.strip()]
+        self._token = token
+        self._client: _Client | None = None
+        self._since = 0.0
+        self._routes: list[Route] = []
+        self._lost = asyncio.Event()
+        self._trouble = "no answer"
+        self._denied: list[str] = []
+        self._heard = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    @classmethod
+    async def open(cls, url: str, name: str, *, token: str | None, limit: float) -> Connection:
+        """Connect for the first time.
+
+        Raises:
+            BusError: not within ``limit`` seconds; says what to check.
+        """
+        self = cls(url, name, token)
+        if not self._servers:
+            raise BusError("the address of the bus is empty: give one like nats://127.0.0.1:4222")
+        self._routes.append(Route(f"{self.inbox}.beat", self._on_beat, None))
+        try:
+            async with asyncio.timeout(limit):
+                await self._connect()
+        except TimeoutError:
+            raise BusError(
+                f"no NATS server let {name} in at {self.where} within {limit:g} s ({self._trouble}):"
+                " check the address, that the server runs, and the token or credentials"
+            ) from None
+        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
+        return self
+
+    @property
+    def where(self) -> str:
+        """Addresses without what is secret in them."""
+        return ", ".join(_without_secrets(server) for server in self._servers)
+
+    @property
+    def connected_for(self) -> float:
+        """Seconds since the connection stands; 0.0 while there is none."""
+        if self._client is None or not self._client.is_connected:
+            return 0.0
+        return max(asyncio.get_running_loop().time() - self._since, 1e-9)
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    @property
+    def client(self) -> Client:
+        """The client of the moment; do not keep it.
+
+        Raises:
+            BusError: there is none.
+        """
+        if self._client is None or not self._client.is_connected:
+            raise BusError(f"{self.name} has no connection to {self.where} ({self._trouble})")
+        return self._client
+
+    @property
+    def max_payload(self) -> int | None:
+        """Largest message that the server takes, in bytes; None while not connected."""
+        return self._client.max_payload if self._client is not None else None
+
+    async def send(
+        self, subject: str, body: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> bool:
+        """Hand one message to the client of the moment; False: there is none, or it refused."""
+        if self._client is None or not self._client.is_connected:
+            return False
+        try:
+            await self._client.publish(
+                subject, body, reply=reply, headers=None if headers is None else dict(headers)
+            )
+        except (NatsError, OSError, ValueError) as error:
+            logger.warning("%s could not send on %s: %s", self.name, subject, _text(error))
+            return False
+        return True
+
+    async def subscribe(
+        self, subjects: Sequence[str], receive: Receive, on_gap: Callable[[], None] | None = None
+    ) -> list[Route]:
+        """Subscribe now and after every reconnect; active on the server when this returns.
+
+        Args:
+            receive: called with each message, one at a time per subject; what it raises is logged.
+            on_gap: called when messages had to be dropped because too many were waiting.
+
+        Raises:
+            BusError: no connection, or the server does not permit it.
+        """
+        client = self.client
+        routes = [Route(subject, receive, on_gap) for subject in subjects]
+        self._routes += routes
+        try:
+            for route in routes:
+                await self._subscribe(client, route)
+            await client.flush(5)
+        except (NatsError, OSError, TimeoutError) as error:
+            if client is self._client and client.is_connected:
+                await self.unsubscribe(routes)
+                raise BusError(f"{self.name} cannot subscribe at {self.where}: {_text(error)}") from error
+            # The connection broke: the supervisor subscribes these again with all others.
+        denied = [route.subject for route in routes if any(route.subject in text for text in self._denied)]
+        if denied:
+            await self.unsubscribe(routes)
+            raise BusError(f"the server does not permit {self.name} to read {', '.join(denied)}")
+        return routes
+
+    async def unsubscribe(self, routes: Sequence[Route]) -> None:
+        """Forget subscriptions; never raises."""
+        for route in routes:
+            with contextlib.suppress(ValueError):
+                self._routes.remove(route)
+            if route.current is not None:
+                with contextlib.suppress(NatsError, OSError):
+                    await route.current.unsubscribe()
+
+    async def close(self) -> None:
+        """End everything, within about :data:`CLOSE_SECONDS`; never raises."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        client, self._client = self._client, None
+        if client is not None:
+            await _discard(client)
+
+    # -- one client after the other
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._lost.wait()
+            client, self._client = self._client, None
+            logger.warning("%s lost the bus at %s: %s", self.name, self.where, self._trouble)
+            if client is not None:
+                await _discard(client)
+            await self._connect()
+            logger.warning("%s has the bus at %s again", self.name, self.where)
+            for callback in list(self.on_up):
+                callback()
+
+    async def _connect(self) -> None:
+        """Try until there is a client with all subscriptions."""
+        pause = RETRY_FIRST
+        while True:
+            self._lost.clear()
+            self._denied.clear()
+            client = _Client()
+            try:
+                async with asyncio.timeout(2 * CONNECT_SECONDS):
+                    await self._start(client)
+            except Exception as error:  # noqa: BLE001  (whatever it was, the next try is the cure)
+                self._trouble = _text(error)
+                await _discard(client)
+            except BaseException:
+                await _discard(client)
+                raise
+            else:
+                return
+            # Spread out: thousands of machines lose the same server in the same moment.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, RETRY_LAST)
+
+    async def _start(self, client: _Client) -> None:
+        async def on_error(error: Exception) -> None:
+            self._on_error(error)
+
+        async def on_end() -> None:
+            if client is self._client:
+                self._lose("the connection was closed")
+
+        token: dict[str, Any] = {} if self._token is None else {"token": self._token}
+        await client.connect(
+            servers=list(self._servers),
+            name=self.name,
+            # One try, no reconnecting: recovery is ours.
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=int(CONNECT_SECONDS),
+            ping_interval=PING_SECONDS,
+            max_outstanding_pings=2,
+            pending_size=OUTBOUND_BYTES,
+            error_cb=on_error,
+            disconnected_cb=on_end,
+            closed_cb=on_end,
+            **token,
+        )
+        for route in list(self._routes):
+            await self._subscribe(client, route)
+        await client.flush(int(CONNECT_SECONDS))
+        self._heard = 0
+        self._client = client
+        self._since = asyncio.get_running_loop().time()
+        self.generation += 1
+        if not client.is_connected:
+            # It ended before it was the current one, so nobody was told.
+            self._lose("the connection was closed at once")
+
+    async def _subscribe(self, client: Client, route: Route) -> None:
+        async def receive(message: Msg) -> None:
+            # Whatever a reader does, the subscription lives on.
+            try:
+                await route.receive(message)  # type: ignore[arg-type]  # msg_class makes it so
+            except Exception:
+                logger.exception("%s failed on a message on %s", self.name, message.subject[:200])
+
+        route.current = await client.subscribe(
+            route.subject,
+            cb=receive,
+            pending_msgs_limit=PENDING_MESSAGES,
+            pending_bytes_limit=PENDING_BYTES,
+        )
+
+    def _lose(self, why: str) -> None:
+        self._trouble = why
+        self._lost.set()
+
+    def _on_error(self, error: Exception) -> None:
+        """nats-py's ``error_cb``: an exception here would leave a client that hears nothing."""
+        try:
+            text = _text(error)
+            if isinstance(error, SlowConsumerError):
+                for route in self._routes:
+                    if route.current is error.sub and route.on_gap is not None:
+                        route.on_gap()
+            elif "permissions violation" in text.lower():
+                self._denied.append(text)
+            self._trouble = text
+            logger.debug("%s: %s", self.name, text)
+        except Exception:
+            logger.exception("%s could not handle an error of the bus", self.name)
+
+    # -- do we hear anything at all?
+
+    async def _on_beat(self, message: Arrived) -> None:
+        self._heard += 1
+
+    async def _watch(self) -> None:
+        missed = 0
+        while True:
+            before, generation = self._heard, self.generation
+            sent = await self.send(f"{self.inbox}.beat", b"")
+            # Counted in rounds, not by the clock: a process that was frozen for a minute and goes
+            # on has missed one round, not sixty.
+            await asyncio.sleep(BEAT_SECONDS)
+            if not sent or generation != self.generation or self._heard > before:
+                missed = 0
+                if self._client is not None and not self._client.is_connected:
+                    self._lose("the client is no longer connected")
+                continue
+            missed += 1
+            if missed >= BEATS_MISSED:
+                missed = 0
+                self._lose(f"{BEATS_MISSED} messages to ourselves did not come back")
+
+
+async def _discard(client: Client) -> None:
+    """Close a client whatever its state; a server that reads nothing cannot hold us up."""
+    try:
+        await asyncio.wait_for(client.close(), CLOSE_SECONDS)
+    except Exception as error:  # noqa: BLE001  (a client that fails to close is thrown away anyway)
+        logger.debug("a client did not close: %s", _text(error))
+    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url if "//" in url else f"nats://{url}")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300] if str(error) else type(error).__name__
