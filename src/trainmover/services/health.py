@@ -1,0 +1,338 @@
+"""Health: who is alive, and what evidence counts.
+
+What lives here: the life of a machine as health sees it, and the rules by which evidence becomes
+``machine.failed``, ``link.repair`` or ``job.failed``.  What never lives here: heartbeats (see
+``leases``; a core hears only what became of them), sockets, replacements.
+
+Evidence is of two kinds.  *Proof* fails a machine at once: a rank's process exited, the lease
+expired or stalled, nobody listens under its name any more.  *Suspicion* makes health ask: a broken
+link accuses the machine at its other end, and the answer to a probe decides.  A machine that
+answers gets :data:`GRACE` seconds for a ``rank.exited`` to arrive; if none does, both ends of the
+link live, so it is the link that is made again (``link.repair``), not a machine that is replaced.
+
+Two rules guard against acting on old news.  Only a link of the current layout accuses anybody:
+its epoch is not older than the last committed one, and both its machines have a seat.  And a life
+(machine and incarnation) is declared dead once, finally: what comes back is fenced out, or joins
+as a new life.
+
+A script that raises is not a machine that fails.  Before the first committed step it fails the job
+at once; later it does when :data:`SCRIPT_ERRORS` machines in a row went down with an error text
+and no step was committed in between (or every machine of a smaller job).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import ClassVar
+
+from trainmover.events.catalogue import (
+    MAX_TEXT,
+    Event,
+    JobCompleted,
+    JobFailed,
+    JobSubmitted,
+    LeaseExpired,
+    LeaseReturned,
+    LeaseStalled,
+    LinkBroken,
+    LinkRepair,
+    MachineFailed,
+    MachineJoined,
+    MachineLaunch,
+    MachineLeft,
+    MachineProbed,
+    MachineSuspected,
+    RankExited,
+    StandbyAssigned,
+    SwitchAborted,
+    SwitchCommitted,
+    SwitchPrepare,
+    TimerFired,
+    TrainingResumed,
+    TrainingStarted,
+)
+from trainmover.services.core import CancelTimer, Decider, Probe, Reaction, SetTimer, incident_id, noted
+from trainmover.services.roster import Life
+from trainmover.services.tables import Table, after
+
+GRACE = 1.5
+"""Seconds between an accused machine's answer and the repair of the link."""
+
+ASK_AGAIN = 1.0
+"""Seconds between probes of a machine that was silent."""
+
+SCRIPT_ERRORS = 3
+"""Machines in a row that may go down with an error of the script before the job fails."""
+
+MAX_EVIDENCE = 16
+"""Lines of evidence kept for one machine."""
+
+
+class Health(StrEnum):
+    """State of one life."""
+
+    WELL = "well"
+    ASKED = "asked"
+    SUSPECTED = "suspected"
+    FAILED = "failed"
+    LEFT = "left"
+
+
+TABLE: Table[Health] = {
+    Health.WELL: {
+        "accused": Health.ASKED,
+        "rank exited": Health.FAILED,
+        "lease expired": Health.FAILED,
+        "lease stalled": Health.FAILED,
+        "deserted": Health.FAILED,
+        "replaced": Health.FAILED,
+        "left": Health.LEFT,
+    },
+    Health.ASKED: {
+        "alive": Health.WELL,
+        "silent": Health.SUSPECTED,
+        "absent": Health.FAILED,
+        "rank exited": Health.FAILED,
+        "lease expired": Health.FAILED,
+        "lease stalled": Health.FAILED,
+        "deserted": Health.FAILED,
+        "replaced": Health.FAILED,
+        "left": Health.LEFT,
+    },
+    Health.SUSPECTED: {
+        "alive": Health.WELL,
+        "lease returned": Health.WELL,
+        "silent": Health.SUSPECTED,
+        "absent": Health.FAILED,
+        "rank exited": Health.FAILED,
+        "lease expired": Health.FAILED,
+        "lease stalled": Health.FAILED,
+        "deserted": Health.FAILED,
+        "replaced": Health.FAILED,
+        "left": Health.LEFT,
+    },
+    Health.FAILED: {},
+    Health.LEFT: {},
+}
+
+
+class HealthCore(Decider):
+    """Turns evidence into verdicts; see the module."""
+
+    name: ClassVar[str] = "health"
+    SAYS: ClassVar[tuple[type[Event], ...]] = (MachineSuspected, MachineFailed, LinkRepair, JobFailed)
+
+    def __init__(self, grace: float = GRACE, ask_again: float = ASK_AGAIN) -> None:
+        super().__init__()
+        self.grace = grace
+        self.ask_again = ask_again
+        self._states: dict[Life, Health] = {}
+        self._evidence: dict[Life, list[str]] = {}
+        self._accused: dict[int, set[Life]] = {}
+        self._waiting: set[int] = set()
+        self._repaired: set[int] = set()
+        self._prepared: dict[int, tuple[str, ...]] = {}
+        self._script_errors = 0
+        self._losses: set[tuple[int, Life]] = set()
+
+    def state(self, machine: str) -> Health:
+        """How a machine's latest life is."""
+        return self._states.get((machine, self.roster.life(machine) or ""), Health.WELL)
+
+    # -- one transition --------------------------------------------------------------------------
+
+    def _take(self, life: Life, trigger: str, why: str = "") -> bool:
+        """Move one life along the table and say what its new state calls for."""
+        before = self._states.get(life, Health.WELL)
+        state = after(TABLE, before, trigger)
+        if state is None:
+            return False
+        self._states[life] = state
+        if why:
+            lines = self._evidence.setdefault(life, [])
+            if why not in lines and len(lines) < MAX_EVIDENCE:
+                lines.append(why)
+        match state:
+            case Health.ASKED:
+                self.do(Probe(*life))
+            case Health.WELL:
+                self._settled(life[0])
+            case Health.SUSPECTED:
+                if before is not Health.SUSPECTED:
+                    self.say(MachineSuspected(machine=life[0], incarnation=life[1], reason=why), _incident(life))
+                self.do(SetTimer(f"ask:{life[0]}", self.now + self.ask_again))
+            case Health.FAILED:
+                self._losses.add((self.roster.generation, life))
+                evidence = tuple(self._evidence.get(life, ()))
+                self.say(
+                    MachineFailed(machine=life[0], incarnation=life[1], reason=why, evidence=evidence),
+                    _incident(life),
+                )
+            case Health.LEFT:
+                pass
+        return True
+
+    # -- machines ----------------------------------------------------------------------------------
+
+    def _joined(self, event: MachineJoined) -> None:
+        life = (event.machine, event.incarnation)
+        if life in self._states:
+            return
+        older = [other for other in self._states if other[0] == event.machine]
+        self._states[life] = Health.WELL
+        for other in older:
+            self._take(other, "replaced", f"{event.machine} joined again as {event.incarnation}")
+
+    def _left(self, event: MachineLeft) -> None:
+        life = (event.machine, event.incarnation)
+        if self.roster.is_member(*life) and not event.reason.startswith("released"):
+            self._take(life, "deserted", f"left while it was a member: {event.reason}"[:MAX_TEXT])
+        else:
+            self._take(life, "left")
+
+    def _expired(self, event: LeaseExpired) -> None:
+        why = f"no heartbeat for {event.silent_seconds:.2f} s (limit {event.limit_seconds:.2f} s)"
+        self._take((event.machine, event.incarnation), "lease expired", why)
+
+    def _returned(self, event: LeaseReturned) -> None:
+        self._take((event.machine, event.incarnation), "lease returned")
+
+    def _stalled(self, event: LeaseStalled) -> None:
+        why = f"rank process of slot {event.slot} is {event.state}"[:MAX_TEXT]
+        self._take((event.machine, event.incarnation), "lease stalled", why)
+
+    def _exited(self, event: RankExited) -> None:
+        life = (event.machine, event.incarnation)
+        if event.generation < self.roster.generation:
+            return
+        raised = event.mode == "live" and event.code not in (None, 0) and bool(event.error.strip())
+        if raised and not self.roster.started and not self._others_lost(life):
+            self.say(JobFailed(reason=_script_error(event, "before the first step was committed")))
+            return
+        if not self._take(life, "rank exited", _how_it_ended(event)) or not raised:
+            return
+        self._script_errors += 1
+        if self._script_errors >= min(SCRIPT_ERRORS, max(1, self.roster.size)):
+            times = f"on {self._script_errors} machines in a row without a committed step between them"
+            self.say(JobFailed(reason=_script_error(event, times)))
+
+    def _others_lost(self, life: Life) -> bool:
+        """Another machine failed in this generation: an error may be the echo of that."""
+        return any(g == self.roster.generation and other != life for g, other in self._losses)
+
+    # -- links -------------------------------------------------------------------------------------
+
+    def _broken(self, event: LinkBroken) -> None:
+        layout = self._layout(event.epoch)
+        if layout is None or event.machine not in layout or event.peer_machine not in layout:
+            return
+        if event.epoch in self._repaired or event.machine == event.peer_machine:
+            return
+        if self.roster.dead(event.machine):
+            return
+        life = self.roster.life(event.peer_machine)
+        if life is None:
+            return
+        accused = (event.peer_machine, life)
+        self._accused.setdefault(event.epoch, set()).add(accused)
+        why = f"{event.machine} lost the link {event.rank}-{event.peer} of epoch {event.epoch}: {event.reason}"
+        self._take(accused, "accused", why[:MAX_TEXT])
+
+    def _layout(self, epoch: int) -> tuple[str, ...] | None:
+        """Machines of an epoch that is the committed one or on its way."""
+        if epoch == self.roster.epoch:
+            return self.roster.members
+        return self._prepared.get(epoch) if epoch > self.roster.epoch else None
+
+    def _probed(self, event: MachineProbed) -> None:
+        why = {"absent": "nobody listens under its name", "silent": "does not answer a probe", "alive": ""}
+        self._take((event.machine, event.incarnation), event.answer, why[event.answer])
+
+    def _settled(self, machine: str) -> None:
+        """An accused machine is well: give a rank's exit time to arrive, then repair."""
+        for epoch, accused in self._accused.items():
+            if any(life[0] == machine for life in accused) and epoch not in self._waiting:
+                self._waiting.add(epoch)
+                self.do(SetTimer(f"grace:{epoch}", self.now + self.grace))
+
+    def _fired(self, event: TimerFired) -> None:
+        what, _, which = event.name.partition(":")
+        if what == "ask":
+            life = (which, self.roster.life(which) or "")
+            if self._states.get(life) is Health.SUSPECTED:
+                self.do(Probe(*life))
+        elif what == "grace":
+            self._grace_over(int(which))
+
+    def _grace_over(self, epoch: int) -> None:
+        self._waiting.discard(epoch)
+        layout = self._layout(epoch)
+        accused = self._accused.get(epoch, set())
+        if layout is None or not accused or any(self.roster.dead(machine) for machine in layout):
+            return
+        if all(self._states.get(life, Health.WELL) is Health.WELL for life in accused):
+            self._repaired.add(epoch)
+            names = ", ".join(sorted(machine for machine, _ in accused))
+            reason = f"a link of epoch {epoch} broke, but {names} answered and no rank exited"
+            self.say(LinkRepair(epoch=epoch, reason=reason), incident_id("repair", epoch))
+
+    # -- switches ----------------------------------------------------------------------------------
+
+    def _prepare(self, event: SwitchPrepare) -> None:
+        if event.epoch > self.roster.epoch:
+            self._prepared[event.epoch] = event.machines
+
+    def _aborted(self, event: SwitchAborted) -> None:
+        self._prepared.pop(event.epoch, None)
+
+    def _committed(self, event: SwitchCommitted) -> None:
+        for epoch in [epoch for epoch in self._accused if epoch < self.roster.epoch]:
+            del self._accused[epoch]
+            if epoch in self._waiting:
+                self._waiting.discard(epoch)
+                self.do(CancelTimer(f"grace:{epoch}"))
+        for epoch in [epoch for epoch in self._prepared if epoch <= self.roster.epoch]:
+            del self._prepared[epoch]
+        for life in sorted(self.roster.unseated):
+            self._take(life, "left")
+
+    def _step(self, event: TrainingStarted | TrainingResumed) -> None:
+        self._script_errors = 0
+
+    HEARS: ClassVar[Mapping[type[Event], Reaction]] = {
+        JobSubmitted: noted,
+        JobCompleted: noted,
+        JobFailed: noted,
+        MachineLaunch: noted,
+        StandbyAssigned: noted,
+        MachineJoined: _joined,
+        MachineLeft: _left,
+        MachineProbed: _probed,
+        LeaseExpired: _expired,
+        LeaseReturned: _returned,
+        LeaseStalled: _stalled,
+        RankExited: _exited,
+        LinkBroken: _broken,
+        SwitchPrepare: _prepare,
+        SwitchAborted: _aborted,
+        SwitchCommitted: _committed,
+        TrainingStarted: _step,
+        TrainingResumed: _step,
+        TimerFired: _fired,
+    }
+
+
+def _incident(life: Life) -> str:
+    return incident_id(*life)
+
+
+def _how_it_ended(event: RankExited) -> str:
+    end = f"signal {event.signal}" if event.signal is not None else f"code {event.code}"
+    text = f"{event.mode} rank process of slot {event.slot} (pid {event.pid}) ended by {end}"
+    return (f"{text}: {event.error.strip()}" if event.error.strip() else text)[:MAX_TEXT]
+
+
+def _script_error(event: RankExited, when: str) -> str:
+    head = f"the script raised {when}; last on {event.machine}, slot {event.slot}, exit code {event.code}: "
+    return (head + event.error.strip())[:MAX_TEXT]

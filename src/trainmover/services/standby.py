@@ -1,0 +1,449 @@
+"""Standby: which spare is warm, and which takes whose seat.
+
+What lives here: the life of a spare machine, the life of a gap (a seat that needs another machine,
+because its machine failed or is asked to move), and the pairing of the two.  What never lives here:
+who failed (health), the layout and its links (planner), epochs (switcher).
+
+Both lives are tables.  Every round of settling walks each spare and each gap along its table for
+as long as a trigger holds, then pairs gaps with parked spares: failures before moves, the older
+first.  Because a trigger is a question about facts, it does not matter in which order they came.
+
+A gap is about a *seat*, not a machine.  When a joiner dies in the middle of its switch, the gap is
+open again and gets another spare, whether or not that switch was committed at the last moment: who
+has to leave is always whoever sits there now.
+
+When no spare is parked and none is on its way, a failure holds the job (``job.held``; or fails it,
+when the job says so) and a move is refused.  A move may wait :data:`PATIENCE` seconds for a spare
+that is being warmed.  After a promotion or a loss a fresh spare is asked for, so that the job's
+number of standbys stays true; after :data:`HOPELESS` spares in a row that were lost without ever
+being parked, no more is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from trainmover.events.catalogue import (
+    Event,
+    JobCompleted,
+    JobFailed,
+    JobHeld,
+    JobSubmitted,
+    MachineFailed,
+    MachineJoined,
+    MachineLaunch,
+    MachineLeft,
+    MoveRefused,
+    MoveRequested,
+    RecordingReady,
+    StandbyAssigned,
+    StandbyParked,
+    StandbyReplenish,
+    StandbyWarm,
+    SwitchCommitted,
+    TimerFired,
+    TrainingStarted,
+)
+from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, incident_id, noted
+from trainmover.services.roster import Life
+from trainmover.services.tables import Table, first_trigger
+
+PATIENCE = 60.0
+"""Seconds that a move waits for a spare that is being warmed."""
+
+HOPELESS = 3
+"""Spares lost in a row without one being parked, after which no more is asked for."""
+
+
+class Spare(StrEnum):
+    """State of one machine's life as standby sees it."""
+
+    JOINED = "joined"
+    WARMING = "warming"
+    PARKED = "parked"
+    ASSIGNED = "assigned"
+    MEMBER = "member"
+    LOST = "lost"
+
+
+SPARES: Table[Spare] = {
+    Spare.JOINED: {
+        "gone": Spare.LOST,
+        "seated": Spare.MEMBER,
+        "recording is ready": Spare.WARMING,
+    },
+    Spare.WARMING: {
+        "gone": Spare.LOST,
+        "seated": Spare.MEMBER,
+        "stale": Spare.JOINED,
+        "all slots parked": Spare.PARKED,
+    },
+    Spare.PARKED: {
+        "gone": Spare.LOST,
+        "seated": Spare.MEMBER,
+        "stale": Spare.JOINED,
+        "assigned": Spare.ASSIGNED,
+    },
+    Spare.ASSIGNED: {
+        "gone": Spare.LOST,
+        "seated": Spare.MEMBER,
+        "stale": Spare.JOINED,
+        "not needed": Spare.PARKED,
+    },
+    Spare.MEMBER: {
+        "gone": Spare.LOST,
+        "unseated": Spare.LOST,
+    },
+    Spare.LOST: {},
+}
+
+
+class Gap(StrEnum):
+    """State of one gap."""
+
+    OPEN = "open"
+    HELD = "held"
+    ASSIGNED = "assigned"
+    CLOSED = "closed"
+
+
+GAPS: Table[Gap] = {
+    Gap.OPEN: {
+        "moot": Gap.CLOSED,
+        "spare parked": Gap.ASSIGNED,
+        "refused": Gap.CLOSED,
+        "no spare": Gap.HELD,
+    },
+    Gap.HELD: {
+        "moot": Gap.CLOSED,
+        "spare parked": Gap.ASSIGNED,
+    },
+    Gap.ASSIGNED: {
+        "moot": Gap.CLOSED,
+        "seat taken": Gap.CLOSED,
+        "joiner lost": Gap.OPEN,
+    },
+    Gap.CLOSED: {},
+}
+
+IN_POOL = frozenset({Spare.JOINED, Spare.WARMING, Spare.PARKED, Spare.ASSIGNED})
+ON_THE_WAY = frozenset({Spare.JOINED, Spare.WARMING})
+
+
+@dataclass(slots=True)
+class SpareMachine:
+    """One machine's life, its state, and the generation of what it is warm with."""
+
+    life: Life
+    state: Spare = Spare.JOINED
+    generation: int = 0
+    was_parked: bool = False
+
+
+@dataclass(slots=True)
+class Incident:
+    """One gap: the seat, why, and who was chosen."""
+
+    id: str
+    seat: int
+    generation: int
+    asked: MoveRequested | None
+    state: Gap = Gap.OPEN
+    joiner: Life | None = None
+    late: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.state is not Gap.CLOSED
+
+
+class StandbyCore(Decider):
+    """Keeps the pool of spares and fills gaps from it; see the module."""
+
+    name: ClassVar[str] = "standby"
+    SAYS: ClassVar[tuple[type[Event], ...]] = (
+        StandbyWarm,
+        StandbyAssigned,
+        StandbyReplenish,
+        MoveRefused,
+        JobHeld,
+        JobFailed,
+    )
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        super().__init__()
+        self.patience = patience
+        self.spares: dict[Life, SpareMachine] = {}
+        self.gaps: dict[str, Incident] = {}
+        self._parked: dict[tuple[Life, int], set[int]] = {}
+        self._ordinal = 0
+        self._unanswered = 0
+        self._used_up = False
+        self._lost_in_a_row = 0
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def _joined(self, event: MachineJoined) -> None:
+        life = (event.machine, event.incarnation)
+        if life not in self.spares:
+            self.spares[life] = SpareMachine(life)
+            self._unanswered = max(0, self._unanswered - 1)
+
+    def _slot_parked(self, event: StandbyParked) -> None:
+        key = ((event.machine, event.incarnation), event.generation)
+        self._parked.setdefault(key, set()).add(event.slot)
+
+    def _move(self, event: MoveRequested) -> None:
+        incident = incident_id("move", self.heard.id)
+        reason = self._why_not(event)
+        seat = self.roster.seat_of(event.machine)
+        if reason or seat is None:
+            self.say(MoveRefused(machine=event.machine, incident=incident, reason=reason), incident)
+            return
+        self.gaps[incident] = Incident(incident, seat, self.roster.generation, event)
+        self.do(SetTimer(f"move:{incident}", self.now + self.patience))
+
+    def _why_not(self, event: MoveRequested) -> str:
+        """Why a move cannot be, as far as that is known at once; empty when it may be."""
+        machine, to, roster = event.machine, event.to, self.roster
+        if machine not in roster.seats.values():
+            members = ", ".join(roster.members) or "no machine yet"
+            return f"{machine} has no seat in the job; members are {members}"
+        if roster.dead(machine) or self._gap_of(roster.seat_of(machine)) is not None:
+            return f"{machine} is being replaced already"
+        if not roster.replaceable:
+            return f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"
+        if to is not None and not any(s.life[0] == to and s.state in IN_POOL for s in self._pool()):
+            return f"{to} is not a living spare machine"
+        return ""
+
+    def _fired(self, event: TimerFired) -> None:
+        gap = self.gaps.get(event.name.removeprefix("move:"))
+        if gap is not None and gap.state is Gap.OPEN:
+            gap.late = True
+
+    HEARS: ClassVar[Mapping[type[Event], Reaction]] = {
+        JobSubmitted: noted,
+        JobCompleted: noted,
+        JobFailed: noted,
+        MachineJoined: _joined,
+        MachineLeft: noted,
+        MachineFailed: noted,
+        MachineLaunch: noted,
+        RecordingReady: noted,
+        TrainingStarted: noted,
+        SwitchCommitted: noted,
+        StandbyParked: _slot_parked,
+        MoveRequested: _move,
+        TimerFired: _fired,
+    }
+
+    # -- settling ----------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """One round: spares, then gaps, then a new gap or a request for a spare."""
+        moved = [self._advance_spare(spare) for spare in self.spares.values()]
+        moved += [self._advance_gap(gap) for gap in self._in_order()]
+        return any(moved) or self._open_gap() or self._replenish()
+
+    def _advance_spare(self, spare: SpareMachine) -> bool:
+        roster, life = self.roster, spare.life
+        trigger = first_trigger(
+            SPARES,
+            spare.state,
+            {
+                "gone": lambda: life in roster.gone,
+                "seated": lambda: roster.is_member(*life),
+                "unseated": lambda: roster.settled and not roster.is_member(*life),
+                "stale": lambda: spare.generation != roster.generation,
+                "recording is ready": lambda: (
+                    roster.replaceable and roster.full and any(life == s.life for s in self._pool())
+                ),
+                "all slots parked": lambda: (
+                    len(self._parked.get((life, spare.generation), ())) >= roster.slots
+                ),
+                "not needed": lambda: all(gap.joiner != life for gap in self.gaps.values() if gap.live),
+            },
+        )
+        if trigger is None:
+            return False
+        before, spare.state = spare.state, SPARES[spare.state][trigger]
+        match spare.state:
+            case Spare.WARMING:
+                self._warm(spare)
+            case Spare.PARKED:
+                spare.was_parked = True
+                self._lost_in_a_row = 0
+            case Spare.LOST:
+                self._used_up = True
+                if before in ON_THE_WAY and roster.started and not spare.was_parked:
+                    self._lost_in_a_row += 1
+            case Spare.MEMBER:
+                self._used_up = self._used_up or before is Spare.ASSIGNED
+            case _:
+                pass
+        return True
+
+    def _warm(self, spare: SpareMachine) -> None:
+        recording = self.roster.recording()
+        assert recording is not None, "a spare is warmed only from a recording"
+        position, files = recording
+        spare.generation = self.roster.generation
+        self.say(
+            StandbyWarm(
+                machine=spare.life[0],
+                incarnation=spare.life[1],
+                generation=spare.generation,
+                recordings=files,
+                world_size=self.roster.size * self.roster.slots,
+                ranks_per_machine=self.roster.slots,
+                positions=(position,) * len(files),
+            )
+        )
+
+    def _advance_gap(self, gap: Incident) -> bool:
+        roster = self.roster
+        choice = self._choice(gap)
+        occupied = not roster.dead(self._occupant(gap))
+        trigger = first_trigger(
+            GAPS,
+            gap.state,
+            {
+                "moot": lambda: (
+                    gap.generation != roster.generation
+                    or (gap.asked is None and gap.joiner is None and occupied)
+                ),
+                "spare parked": lambda: choice is not None,
+                "refused": lambda: self._is_move(gap) and (gap.late or not self._on_the_way(gap)),
+                "no spare": lambda: not self._is_move(gap) and not self._on_the_way(gap),
+                "seat taken": lambda: gap.joiner is not None and roster.is_member(*gap.joiner),
+                "joiner lost": lambda: gap.joiner in roster.gone,
+            },
+        )
+        if trigger is None:
+            return False
+        gap.state = GAPS[gap.state][trigger]
+        match trigger:
+            case "spare parked":
+                assert choice is not None, "an assignment has a spare"
+                self._assign(gap, choice)
+            case "refused":
+                self._refuse(gap)
+            case "no spare":
+                self._hold(gap)
+            case "joiner lost":
+                gap.joiner = None
+            case _:
+                pass
+        return True
+
+    # -- gaps --------------------------------------------------------------------------------------
+
+    def _open_gap(self) -> bool:
+        """A dead member without a gap gets one, once there is something to keep."""
+        roster = self.roster
+        if not roster.replaceable:
+            return False
+        for seat, machine in sorted(roster.seats.items()):
+            if roster.dead(machine) and self._gap_of(seat) is None:
+                incident = incident_id(machine, roster.life(machine))
+                self.gaps[incident] = Incident(incident, seat, roster.generation, None)
+                return True
+        return False
+
+    def _in_order(self) -> list[Incident]:
+        """Live gaps: failures before moves, the older first."""
+        return sorted((gap for gap in self.gaps.values() if gap.live), key=self._is_move)
+
+    def _gap_of(self, seat: int | None) -> Incident | None:
+        found = (g for g in self.gaps.values() if g.live and (g.seat, g.generation) == (seat, self.roster.generation))
+        return next(found, None)
+
+    def _is_move(self, gap: Incident) -> bool:
+        """The gap is still a wish: nobody died on its seat."""
+        return gap.asked is not None and not self.roster.dead(self._occupant(gap))
+
+    def _occupant(self, gap: Incident) -> str:
+        """Who sits there now: after a switch that came through at the last moment, its joiner."""
+        return self.roster.seats.get(gap.seat, "")
+
+    def _pool(self) -> Iterable[SpareMachine]:
+        """Living spares that fit, in order of joining."""
+        lives = [(joined.machine, joined.incarnation) for joined in self.roster.idle()]
+        return [self.spares[life] for life in lives if life in self.spares]
+
+    def _wanted(self, gap: Incident) -> str | None:
+        """The one spare that a move asks for; no failure waits for a certain one."""
+        return gap.asked.to if gap.asked is not None and self._is_move(gap) else None
+
+    def _choice(self, gap: Incident) -> SpareMachine | None:
+        wanted = self._wanted(gap)
+        parked = (spare for spare in self._pool() if spare.state is Spare.PARKED)
+        return next((spare for spare in parked if wanted in (None, spare.life[0])), None)
+
+    def _on_the_way(self, gap: Incident) -> bool:
+        """A spare that may yet be parked: it is here, or for a move, asked for."""
+        wanted = self._wanted(gap)
+        here = any(s.state in ON_THE_WAY and wanted in (None, s.life[0]) for s in self._pool())
+        return here or (self._is_move(gap) and wanted is None and self._unanswered > 0)
+
+    def _assign(self, gap: Incident, spare: SpareMachine) -> None:
+        kind = "move" if self._is_move(gap) else "failure"
+        gap.joiner = spare.life
+        spare.state = SPARES[spare.state]["assigned"]
+        if gap.asked is not None:
+            self.do(CancelTimer(f"move:{gap.id}"))
+        self.say(
+            StandbyAssigned(
+                incident=gap.id,
+                kind=kind,  # type: ignore[arg-type]  # a literal by the line above
+                leaver=self._occupant(gap),
+                joiner=spare.life[0],
+                joiner_incarnation=spare.life[1],
+                generation=gap.generation,
+            ),
+            gap.id,
+        )
+
+    def _refuse(self, gap: Incident) -> None:
+        wanted = self._wanted(gap) or "a spare"
+        reason = f"{wanted} was not warm in {self.patience:g} s" if gap.late else "no spare is warm or being warmed"
+        machine = self._occupant(gap)
+        self.do(CancelTimer(f"move:{gap.id}"))
+        self.say(MoveRefused(machine=machine, incident=gap.id, reason=reason), gap.id)
+
+    def _hold(self, gap: Incident) -> None:
+        leaver = self._occupant(gap)
+        reason = f"no standby is left to take the place of {leaver} (position {gap.seat})"
+        if self.roster.job is not None and self.roster.job.on_exhausted == "fail":
+            self.say(JobFailed(reason=f"{reason}; start the job with more standbys"), gap.id)
+            return
+        again = self.roster.joined.get(leaver)
+        back = again is not None and (leaver, again.incarnation) not in self.roster.gone
+        advice = (
+            f"{leaver} is back, but its place still has that name: start it under another one"
+            if back
+            else "training waits at its boundary; `trainmover machine` adds one"
+        )
+        self.say(JobHeld(incident=gap.id, reason=f"{reason}: {advice}"), gap.id)
+
+    # -- replenishing ------------------------------------------------------------------------------
+
+    def _replenish(self) -> bool:
+        """Ask for one more spare, when one was used up and no switch needs the machines' time."""
+        roster = self.roster
+        if not self._used_up or roster.job is None or not roster.started or not roster.settled:
+            return False
+        if any(gap.state is Gap.ASSIGNED for gap in self.gaps.values()) or self._lost_in_a_row >= HOPELESS:
+            return False
+        pool = sum(1 for spare in self._pool() if spare.state in IN_POOL)
+        if pool + self._unanswered >= roster.job.standbys:
+            return False
+        self._ordinal += 1
+        self._unanswered += 1
+        reason = f"{pool} of {roster.job.standbys} standbys are left"
+        self.say(StandbyReplenish(ordinal=self._ordinal, reason=reason))
+        return True
