@@ -15,7 +15,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench schemas clean
+.PHONY: help demo test check format bench contract clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +41,8 @@ bench: $(VENV)/.demo  ## downtime and overhead, a minute each; JSON beside the t
 	@$(BIN)/python benchmarks/downtime.py --quick --json runs/downtime.json
 	@$(BIN)/python benchmarks/overhead.py --quick --json runs/overhead.json
 
-schemas: $(VENV)/.dev  ## write events/schemas/*.json from the models
-	@$(BIN)/python events/generate.py
+contract: $(VENV)/.dev  ## write events/schemas and services/*/service.toml from the code
+	@$(BIN)/python tools/generate.py
 
 clean:  ## remove everything that was made here, runs included
 	rm -rf $(VENV) build dist runs .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

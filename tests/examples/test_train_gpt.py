@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from examples.train_gpt import GPT, Batches, Config, learning_rate, make_optimizer, read_text
 
 TEXT = torch.arange(5000).remainder(256).to(torch.uint8)

@@ -1,0 +1,132 @@
+"""Write what follows from the code: the events' schemas, the services' subjects, the drawings.
+
+``make contract`` runs it; ``--check`` writes nothing and fails when a file is not what it would
+write (a test does that).  Files in ``events/schemas`` and ``services/*/service.toml`` are written
+whole; in Markdown only what stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`` is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainmover.events.catalogue import EVENTS
+from trainmover.events.schema import schemas
+from trainmover.services import health, planner, standby, switcher
+from trainmover.services.core import Decider
+from trainmover.services.tables import mermaid
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CORES: tuple[type[Decider], ...] = (
+    health.HealthCore,
+    standby.StandbyCore,
+    planner.PlannerCore,
+    switcher.SwitcherCore,
+)
+
+DRAWINGS = {
+    "health": {"The life of a machine": mermaid(health.TABLE, health.Health.WELL)},
+    "standby": {
+        "The life of a spare": mermaid(standby.SPARES, standby.Spare.JOINED),
+        "The life of a gap": mermaid(standby.GAPS, standby.Gap.OPEN),
+    },
+    "planner": {"The planner's phases": mermaid(planner.TABLE, planner.Phase.IDLE)},
+    "switcher": {"The switch": mermaid(switcher.TABLE, switcher.Switch.IDLE)},
+}
+
+
+def service_toml(core: type[Decider]) -> str:
+    """What a deployment must know about a service."""
+
+    def subjects(types: Iterator[str]) -> str:
+        return "".join(f'    "trainmover.<job>.{name}",\n' for name in sorted(set(types)))
+
+    return (
+        f"# Written by tools/generate.py from src/trainmover/services/{core.name}.py; not by hand.\n\n"
+        f'name = "{core.name}"\n'
+        f'command = ["trainmover", "service", "{core.name}", "--bus", "<address>", "--job", "<job>"]\n\n'
+        "# Events that the core takes in, and those that it answers with. Beside them the shell says\n"
+        "# timer.fired, journal.entry and dead.letter, and reads the log with JetStream's direct get.\n"
+        f"hears = [\n{subjects(model.type for model in core.HEARS)}]\n"
+        f"says = [\n{subjects(model.type for model in core.SAYS)}]\n"
+    )
+
+
+def states(name: str) -> str:
+    """A service's tables as Mermaid drawings."""
+    return "\n".join(f"{title}:\n\n```mermaid\n{drawing}```\n" for title, drawing in DRAWINGS[name].items())
+
+
+def event_table() -> str:
+    """Every event with the first sentence of what it says."""
+    lines = ["| event | kept in the log | what it says |", "|---|---|---|"]
+    for name, model in EVENTS.items():
+        about = inspect.cleandoc(model.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        lines.append(f"| [{name}](schemas/{name}.json) | {'yes' if model.journalled else 'no'} | {about} |")
+    return "\n".join(lines) + "\n"
+
+
+def between_marks(path: Path, name: str, content: str) -> str:
+    """The Markdown file with the generated part replaced.
+
+    Raises:
+        SystemExit: the file has no such marks.
+    """
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"{path} has no marks for {name}")
+    return pattern.sub(lambda match: f"{match[1]}\n{content}\n{match[2]}", text)
+
+
+def files() -> dict[Path, str]:
+    """Every generated file and its content."""
+    found = {
+        ROOT / "events" / "schemas" / f"{name}.json": json.dumps(schema, indent=2) + "\n"
+        for name, schema in schemas().items()
+    }
+    readme = ROOT / "events" / "README.md"
+    found[readme] = between_marks(readme, "events", event_table())
+    for core in CORES:
+        folder = ROOT / "services" / core.name
+        found[folder / "service.toml"] = service_toml(core)
+        found[folder / "README.md"] = between_marks(folder / "README.md", "states", states(core.name))
+    return found
+
+
+def stale() -> list[Path]:
+    """Files that are missing, are not what the code says, or belong to nothing any more."""
+    wanted = files()
+    wrong = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
+    return wrong + [p for p in (ROOT / "events" / "schemas").glob("*.json") if p not in wanted]
+
+
+def main() -> None:
+    """Write, or check."""
+    parser = argparse.ArgumentParser(description="Write the files that follow from the code.")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail when a file is not as it would be"
+    )
+    wrong = stale()
+    if parser.parse_args().check:
+        if wrong:
+            names = "\n".join(f"  {path.relative_to(ROOT)}" for path in wrong)
+            raise SystemExit(f"these files are not what the code says; run `make contract`:\n{names}")
+        return
+    wanted = files()
+    for path in wrong:
+        if path in wanted:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted[path], encoding="utf-8")
+        else:
+            path.unlink()
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
