@@ -178,7 +178,7 @@ class Child:
         return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
 
     async def _wait(self) -> Exit:
-        await _until_dead(self._process)
+        await until_dead(self.pid)
         if self._own_group:
             # The child is a zombie still, so the group id is surely ours: no straggler survives.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -204,14 +204,14 @@ def _offspring(pid: int) -> list[psutil.Process]:
         return []
 
 
-async def _until_dead(process: subprocess.Popen[bytes]) -> None:
-    """Return once the process is a zombie; it is not reaped."""
+async def until_dead(pid: int) -> None:
+    """Return once this child of ours has ended; it is not reaped, so its ids are still its own."""
     if not hasattr(os, "pidfd_open"):
-        await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         return
     loop = asyncio.get_running_loop()
     dead = asyncio.Event()
-    handle = os.pidfd_open(process.pid)
+    handle = os.pidfd_open(pid)
     try:
         loop.add_reader(handle, dead.set)
         await dead.wait()

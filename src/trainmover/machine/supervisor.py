@@ -1,0 +1,361 @@
+"""The local driver: everything that ``trainmover run`` starts, kept up and brought down.
+
+What lives here: which processes a local run consists of and what happens when one of them ends.
+What never lives here: decisions about the job.  Those are the services'; the driver only starts
+machines that they ask for.
+
+* The embedded server and the four services are restarted at once, whatever ended them; their state
+  is in the log.  Something that ends over and over is given up, and the job with it.
+* A machine is never restarted: that it is gone is a fact of the job.  Only one that could not even
+  join is tried again.
+* Everything started here hangs on a leash (see ``children``): when the driver dies, however it
+  dies, nothing outlives it.  Each child has a process group of its own, so Ctrl-C in a terminal
+  reaches the driver alone and things end in order: machines, services, server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from trainmover.errors import BusError, ConfigError, TrainMoverError
+from trainmover.events import catalogue as say
+from trainmover.events.bus import Bus
+from trainmover.events.envelope import Envelope
+from trainmover.events.nats_bus import NatsBus
+from trainmover.events.server import NatsServer
+from trainmover.faults import FaultSpec
+from trainmover.machine import registry
+from trainmover.machine.children import Child, Exit, until_dead
+from trainmover.machine.rundir import RunDir
+
+SERVICES: Final = ("health", "standby", "planner", "switcher")
+RESTARTS: Final = 8
+RESTART_SECONDS: Final = 20.0
+"""A service or the server that ends more than RESTARTS times in this time is given up."""
+FALSE_STARTS: Final = 3
+"""Machines that may end before they have joined, in all, before the job is given up."""
+MACHINE_PATIENCE: Final = 20.0
+"""How long machines may take to leave once the job is over."""
+SERVICE_PATIENCE: Final = 3.0
+
+Observer = Callable[[Envelope], None]
+Notice = Callable[[str], None]
+
+log = logging.getLogger("trainmover.driver")
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What the user asked for; see ``trainmover run --help``."""
+
+    script: Path
+    args: tuple[str, ...] = ()
+    machines: int = 1
+    ranks_per_machine: int = 1
+    standbys: int = 0
+    seed: int = 0
+    faults: tuple[FaultSpec, ...] = ()
+    on_exhausted: str = "hold"
+    bus: str | None = None
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is started.
+
+        Raises:
+            ConfigError: says which part, and what would be right.
+        """
+        if not self.script.is_file():
+            raise ConfigError(f"the script {self.script} does not exist")
+        names = {f"m{number}" for number in range(self.machines + self.standbys)}
+        for spec in self.faults:
+            if spec.machine not in names and not spec.machine.startswith("m"):
+                known = f"m0 to m{len(names) - 1}"
+                raise ConfigError(f"fault {spec}: there will be no machine {spec.machine}, only {known}")
+
+
+class LocalRun:
+    """One job on this computer; :meth:`run` drives it from start to end.
+
+    Args:
+        config: what to run.
+        run_dir: its folder.
+        observe: called with every event of the job, samples included.
+        notice: called with one-line facts about the driver's own processes.
+    """
+
+    def __init__(self, config: RunConfig, run_dir: RunDir, observe: Observer, notice: Notice) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.job = f"job-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        self.failure = ""
+        self._observe = observe
+        self._notice = notice
+        self._secret = secrets.token_hex(32)
+        self._server: NatsServer | None = None
+        self._bus: Bus | None = None
+        self._url = config.bus or ""
+        self._services: dict[str, Child] = {}
+        self._machines: dict[str, Child] = {}
+        self._joined: set[str] = set()
+        self._false_starts = 0
+        self._next = 0
+        self._over = asyncio.Event()
+        self._ending = False
+        self._code: int | None = None
+        self._keepers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Run the job to its end.
+
+        Returns:
+            0: completed; 1: the job failed (``failure`` says why); 128 + n: ended by signal n.
+
+        Raises:
+            TrainMoverError: it could not be started.
+        """
+        self.run_dir.write_secret(self._secret)
+        self._catch_signals()
+        try:
+            await self._start()
+            await self._over.wait()
+        finally:
+            await self._end()
+        assert self._code is not None
+        return self._code
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """End everything in order; a second time: at once."""
+        if self._ending or self._code is not None:
+            for child in (*self._machines.values(), *self._services.values()):
+                child.kill()
+            return
+        self._finish(128 + number, f"ended by {number.name}")
+
+    # -- start
+
+    async def _start(self) -> None:
+        if self.config.bus is None:
+            # Clients show a token, so that other users of this computer cannot speak in the job.
+            token = hashlib.sha256(f"bus {self._secret}".encode()).hexdigest()[:32]
+            self._server = NatsServer(self.run_dir.bus, token=token)
+            self._server.start()
+            self._url = self._server.url.replace("://", f"://{token}@")
+            self._keep(self._keep_server(self._server))
+        registry.register(self.job, self._url, self.run_dir.path)
+        for name in SERVICES:
+            self._keep(self._keep_service(name))
+        for _ in range(self.config.machines + self.config.standbys):
+            self._start_machine()
+        self._bus = await NatsBus.connect(self._url, self.job, "driver")
+        await self._bus.listen([say.StepSample.type, say.Heartbeat.type], self._observe)
+        self._keep(self._follow(self._bus))
+        await self._say(self._description())
+        if any(spec.seconds is not None for spec in self.config.faults):
+            self._keep(self._wake_the_stopped())
+
+    def _description(self) -> say.JobSubmitted:
+        return say.JobSubmitted(
+            script=str(self.config.script.absolute()),
+            args=self.config.args,
+            cwd=str(Path.cwd()),
+            python=sys.executable,
+            machines=self.config.machines,
+            ranks_per_machine=self.config.ranks_per_machine,
+            standbys=self.config.standbys,
+            seed=self.config.seed,
+            run_dir=str(self.run_dir.path),
+            on_exhausted="fail" if self.config.on_exhausted == "fail" else "hold",
+            faults=tuple(str(spec) for spec in self.config.faults),
+        )
+
+    def _start_machine(self, name: str | None = None) -> None:
+        if name is None:
+            name = f"m{self._next}"
+            self._next += 1
+        slots = str(self.config.ranks_per_machine)
+        child = self._start_program(name, "machine", "--name", name, "--slots", slots)
+        self._machines[name] = child
+        self._keep(self._keep_machine(name, child))
+
+    def _start_program(self, name: str, *arguments: str) -> Child:
+        environment = dict(os.environ) | {
+            # Not on the command line: everybody on this computer can read that.
+            "TRAINMOVER_BUS": self._url,
+            "TRAINMOVER_JOB": self.job,
+            "TRAINMOVER_SECRET": self._secret,
+        }
+        command = [sys.executable, "-m", "trainmover.cli", *arguments]
+        return Child.start(
+            name, command, env=environment, log=self.run_dir.logs / f"{name}.log", own_group=True
+        )
+
+    # -- keep up
+
+    def _keep(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]  # any coroutine
+        self._keepers.add(task)
+        task.add_done_callback(self._kept)
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        self._keepers.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the driver failed", exc_info=error)
+            self._finish(1, f"the driver failed: {error}")
+
+    async def _keep_server(self, server: NatsServer) -> None:
+        ends: deque[float] = deque(maxlen=RESTARTS)
+        while True:
+            assert server.pid is not None
+            await until_dead(server.pid)
+            if self._ending:
+                return
+            if _too_often(ends):
+                self._finish(1, f"the bus ended {RESTARTS} times; see {server.log_file}")
+                return
+            self._notice("the bus ended; it is started again")
+            server.start()
+
+    async def _keep_service(self, name: str) -> None:
+        ends: deque[float] = deque(maxlen=RESTARTS)
+        while not self._ending:
+            child = self._services[name] = self._start_program(f"service-{name}", "service", name)
+            ended = await child.exited()
+            if self._ending:
+                return
+            if _too_often(ends):
+                words = child.last_words() or str(ended)
+                self._finish(1, f"service {name} ended {RESTARTS} times, the last time with: {words}")
+                return
+            self._notice(f"service {name} ended ({ended}); it is started again")
+
+    async def _keep_machine(self, name: str, child: Child) -> None:
+        ended: Exit = await child.exited()
+        if self._ending:
+            return
+        if name in self._joined:
+            self._notice(f"machine {name} ended ({ended})")
+            return
+        self._false_starts += 1
+        if self._false_starts >= FALSE_STARTS:
+            words = child.last_words() or str(ended)
+            self._finish(1, f"machine {name} could not join the job: {words}")
+        else:
+            self._notice(f"machine {name} ended before it joined ({ended}); it is started again")
+            self._start_machine(name)
+
+    async def _follow(self, bus: Bus) -> None:
+        async for envelope in await bus.feed(None, history=True):
+            self._observe(envelope)
+            match envelope.event:
+                case say.MachineJoined(machine=name):
+                    self._joined.add(name)
+                case say.StandbyReplenish() if not self._ending:
+                    self._start_machine()
+                case say.JobCompleted():
+                    self._finish(0)
+                case say.JobFailed(reason=reason):
+                    self._finish(1, reason)
+                case _:
+                    pass
+
+    async def _wake_the_stopped(self) -> None:
+        """SIGCONT for machines that a ``stop`` fault with ``seconds`` has frozen."""
+        waits = {spec.machine: spec.seconds for spec in self.config.faults if spec.seconds is not None}
+        while waits:
+            for name, seconds in tuple(waits.items()):
+                child = self._machines.get(name)
+                if child is not None and child.exit is None and _is_stopped(child.pid):
+                    del waits[name]
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(seconds, child.send, signal.SIGCONT)
+                    self._notice(f"machine {name} is frozen; it goes on in {seconds:g} s")
+            await asyncio.sleep(0.05)
+
+    # -- end
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.interrupt, number)
+
+    def _finish(self, code: int, failure: str = "") -> None:
+        if self._code is None:
+            self._code, self.failure = code, failure
+            self._over.set()
+
+    async def _end(self) -> None:
+        self._ending = True
+        if self._code is None:
+            self._code = 1
+        try:
+            if self._bus is not None and self._code != 0:
+                # Machines end their ranks on it; if the services said it already, it is one more.
+                with contextlib.suppress(BusError):
+                    await self._say(say.JobFailed(reason=self.failure or "the driver gave up"))
+            await self._end_machines()
+            services = [child.end(SERVICE_PATIENCE) for child in self._services.values()]
+            await asyncio.gather(*services)
+            if self._bus is not None:
+                with contextlib.suppress(BusError):
+                    await self._bus.flush(2.0)
+                await self._bus.close()
+        finally:
+            for task in tuple(self._keepers):
+                task.cancel()
+            await asyncio.gather(*self._keepers, return_exceptions=True)
+            for child in (*self._machines.values(), *self._services.values()):
+                child.kill()
+            if self._server is not None:
+                self._server.stop()
+            registry.unregister(self.job)
+
+    async def _end_machines(self) -> None:
+        """Machines leave by themselves when the job is over; who does not is made to."""
+        patience = MACHINE_PATIENCE if self._bus is not None and self._joined else 0.0
+        deadline = time.monotonic() + patience
+        while True:
+            there = [child for child in self._machines.values() if child.exit is None]
+            for child in there:
+                if _is_stopped(child.pid):
+                    child.kill()
+            if not there or time.monotonic() > deadline:
+                break
+            waits = [asyncio.ensure_future(child.exited()) for child in there]
+            await asyncio.wait(waits, timeout=0.2, return_when=asyncio.ALL_COMPLETED)
+        await asyncio.gather(*(child.end(2.0) for child in self._machines.values()))
+
+    async def _say(self, event: say.Event) -> None:
+        if self._bus is None:
+            raise TrainMoverError(f"there is no bus to say {event.type} on")
+        identity = f"driver-{secrets.token_hex(8)}"
+        await self._bus.publish(
+            Envelope(id=identity, source="driver", time=time.time(), job=self.job, event=event)
+        )
+
+
+def _too_often(ends: deque[float]) -> bool:
+    now = time.monotonic()
+    ends.append(now)
+    return len(ends) == ends.maxlen and now - ends[0] < RESTART_SECONDS
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False

@@ -1,0 +1,242 @@
+"""The report: what a run came to, from its event log and what its ranks wrote down.
+
+What lives here: the figures of ``report.json`` and how each is computed.  Pure: facts in, report
+out; reading and writing files is the caller's.
+
+Definitions, the same for failures and moves:
+
+* A step is *committed* at the earliest time at which any rank wrote it down.
+* The *epoch* of an incident is the one that ended it.  The last step before is the last one
+  committed in an earlier epoch, the first after is the first one that the new epoch committed.
+  ``downtime_seconds`` is the time between these two commits, so it holds one ordinary step, too.
+* ``detect`` runs from the fault (as the rank that carried it out wrote; else the first sign of it)
+  to ``machine.failed``; ``plan`` to ``switch.prepare``; ``prepare`` to the last rank's links;
+  ``copy`` and ``switch`` are the longest that any rank took for the state and for going over.
+* ``steps_lost`` counts the steps whose work was thrown away: attempts made void, and, when there
+  was nothing to keep yet, steps that were committed and had to be done again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from trainmover.events.envelope import Envelope
+from trainmover.monitor.incidents import IncidentView
+from trainmover.monitor.steps import StepFact, StepFacts
+from trainmover.monitor.view import ClusterView
+
+SETTLED_STEPS = 3
+"""A stayer's memory after a switch is looked at after this many steps of the new epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentReport:
+    """One incident of ``report.json``; what never happened is None."""
+
+    id: str
+    kind: str
+    machine: str
+    joiner: str | None
+    step: int | None
+    downtime_seconds: float | None
+    downtime_steps: float | None
+    steps_lost: int
+    phases: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``report.json``; ``problems`` is for the reader of the terminal and not in the file."""
+
+    seed: int
+    steps: int
+    digest: str | None
+    losses: list[float | None]
+    median_step_seconds: float | None
+    joiner_first_step_ratio: float | None
+    stayer_peak_memory_growth: float | None
+    incidents: list[IncidentReport]
+    problems: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """What goes into the file."""
+        found = asdict(self)
+        del found["problems"]
+        return found
+
+
+def build_report(envelopes: Iterable[Envelope], facts: StepFacts) -> Report:
+    """The report of a run from its log (in order) and its step files."""
+    view = ClusterView()
+    for envelope in envelopes:
+        view.apply(envelope)
+    problems = _conflicts(facts.steps)
+    if view.identical is False:
+        problems.append("the replicas ended with different digests")
+    typical = _median_step(facts.steps)
+    over = [incident for incident in view.incidents.values() if incident.state != "refused"]
+    losses = _losses(facts.steps)
+    return Report(
+        seed=view.submitted.seed if view.submitted is not None else 0,
+        steps=view.steps if view.steps is not None else len(losses),
+        digest=view.digest or None,
+        losses=losses,
+        median_step_seconds=typical,
+        joiner_first_step_ratio=_worst(_first_step_ratio(item, facts.steps, typical) for item in over),
+        stayer_peak_memory_growth=_worst(_memory_growth(item, facts.steps) for item in over),
+        incidents=[_incident(item, facts, typical) for item in over],
+        problems=problems,
+    )
+
+
+def _median_step(steps: Sequence[StepFact]) -> float | None:
+    """Median over the lowest rank's steps that are nobody's first."""
+    usual = [fact for fact in steps if not fact.first]
+    if not usual:
+        return None
+    lowest = min(fact.rank for fact in usual)
+    return median(fact.seconds for fact in usual if fact.rank == lowest)
+
+
+def _losses(steps: Sequence[StepFact]) -> list[float | None]:
+    """Loss by step, of the lowest rank that wrote one; of its last commit when there are several."""
+    best: dict[int, StepFact] = {}
+    for fact in steps:
+        known = best.get(fact.step)
+        if known is None or fact.rank <= known.rank:
+            best[fact.step] = fact
+    found: list[float | None] = [None] * (max(best, default=-1) + 1)
+    for step, fact in best.items():
+        if fact.loss is not None and math.isfinite(fact.loss):
+            found[step] = fact.loss
+    return found
+
+
+def _conflicts(steps: Sequence[StepFact]) -> list[str]:
+    """Steps that the same rank committed with different losses: the bytes were not kept."""
+    seen: dict[tuple[int, int], set[float]] = {}
+    for fact in steps:
+        if fact.loss is not None and not math.isnan(fact.loss):
+            seen.setdefault((fact.step, fact.rank), set()).add(fact.loss)
+    return [
+        f"rank {rank} committed step {step} with different losses: {', '.join(map(repr, sorted(losses)))}"
+        for (step, rank), losses in sorted(seen.items())
+        if len(losses) > 1
+    ]
+
+
+def _incident(incident: IncidentView, facts: StepFacts, typical: float | None) -> IncidentReport:
+    before, after = _around(incident, facts.steps)
+    start = fault_time(incident, facts)
+    downtime = None if after is None else after - (before if before is not None else start)
+    return IncidentReport(
+        id=incident.id,
+        kind=incident.kind,
+        machine=incident.machine,
+        joiner=incident.joiner,
+        step=incident.step,
+        downtime_seconds=downtime,
+        downtime_steps=downtime / typical if downtime is not None and typical else None,
+        steps_lost=_steps_lost(incident, facts, start),
+        phases=_phases(incident, start),
+    )
+
+
+def fault_time(incident: IncidentView, facts: StepFacts) -> float:
+    """When the trouble began: as the rank that carried the fault out wrote, else the first sign."""
+    opened = incident.times.get("opened", 0.0)
+    detected = incident.times.get("detected", opened)
+    if incident.kind == "failure":
+        times = [
+            fact.time
+            for fact in facts.faults
+            if fact.machine == incident.machine
+            and fact.time <= detected
+            and fact.spec.startswith(("kill:", "stop:"))
+        ]
+        if times:
+            return max(times)
+    return opened
+
+
+def _around(incident: IncidentView, steps: Sequence[StepFact]) -> tuple[float | None, float | None]:
+    """Commit times of the last step before and of the first step after an incident."""
+    epoch = incident.epoch
+    if epoch is None or ("committed" not in incident.times and not incident.restart):
+        return None, None
+    goes_on = 0 if incident.restart else (incident.step or 0)
+    earliest: dict[int, float] = {}
+    after: float | None = None
+    for fact in steps:
+        if fact.epoch < epoch:
+            earliest[fact.step] = min(fact.end, earliest.get(fact.step, fact.end))
+        elif fact.step >= goes_on:
+            after = fact.end if after is None else min(after, fact.end)
+    return max(earliest.values(), default=None), after
+
+
+def _steps_lost(incident: IncidentView, facts: StepFacts, start: float) -> int:
+    epoch = incident.epoch
+    if epoch is None:
+        return 0
+    goes_on = 0 if incident.restart else incident.step
+    lost = {
+        fact.step
+        for fact in facts.voids
+        if fact.epoch < epoch and start <= fact.time <= incident.times.get("resumed", math.inf)
+    }
+    if goes_on is not None:
+        lost |= {fact.step for fact in facts.steps if fact.epoch < epoch and fact.step >= goes_on}
+    return len(lost)
+
+
+def _phases(incident: IncidentView, start: float) -> dict[str, float | None]:
+    detected = incident.times.get("detected")
+    detect = None if detected is None else max(0.0, detected - start)
+    if incident.restart:
+        launch = incident.between("detected", "assigned")
+        again = incident.between("assigned", "resumed")
+        return {"detect": detect, "plan": launch, "prepare": again, "copy": None, "switch": None}
+    adopted = incident.adopted.values()
+    return {
+        "detect": detect,
+        "plan": incident.between("detected", "preparing"),
+        "prepare": incident.between("preparing", "prepared"),
+        "copy": max((event.copy_seconds for event in adopted), default=None),
+        "switch": max((event.switch_seconds for event in adopted), default=None),
+    }
+
+
+def _first_step_ratio(
+    incident: IncidentView, steps: Sequence[StepFact], typical: float | None
+) -> float | None:
+    if incident.restart or incident.epoch is None or not typical:
+        return None
+    firsts = [
+        fact.seconds
+        for fact in steps
+        if fact.first and fact.machine == incident.joiner and fact.epoch == incident.epoch
+    ]
+    return max(firsts) / typical if firsts else None
+
+
+def _memory_growth(incident: IncidentView, steps: Sequence[StepFact]) -> float | None:
+    """Largest relative growth of any stayer's peak memory from before the switch to just after."""
+    if incident.restart or incident.epoch is None or incident.step is None:
+        return None
+    before: dict[int, int] = {}
+    after: dict[int, int] = {}
+    for fact in steps:
+        if fact.epoch < incident.epoch:
+            before[fact.pid] = max(fact.rss, before.get(fact.pid, 0))
+        elif fact.step < incident.step + SETTLED_STEPS:
+            after[fact.pid] = max(fact.rss, after.get(fact.pid, 0))
+    return _worst(after[pid] / before[pid] - 1.0 for pid in after if before.get(pid))
+
+
+def _worst(figures: Iterable[float | None]) -> float | None:
+    return max((figure for figure in figures if figure is not None), default=None)
