@@ -64,7 +64,7 @@ $(VENV)/.python:
 $(VENV)/.torch: $(VENV)/.python constraints.txt
 ifneq ($(TORCH_INDEX),)
 	@echo "installing torch for the CPU (one download, about 200 MB)"
-	@$(PIP) --no-deps --retries 1 --timeout 15 --index-url $(TORCH_INDEX) torch \
+	@$(PIP) --no-deps --retries 0 --timeout 15 --index-url $(TORCH_INDEX) torch \
 		|| echo "$(TORCH_INDEX) did not have it; taking torch from the default index"
 endif
 	@touch $@
