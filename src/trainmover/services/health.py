@@ -160,7 +160,9 @@ class HealthCore(Decider):
                 self._settled(life[0])
             case Health.SUSPECTED:
                 if before is not Health.SUSPECTED:
-                    self.say(MachineSuspected(machine=life[0], incarnation=life[1], reason=why), _incident(life))
+                    self.say(
+                        MachineSuspected(machine=life[0], incarnation=life[1], reason=why), _incident(life)
+                    )
                 self.do(SetTimer(f"ask:{life[0]}", self.now + self.ask_again))
             case Health.FAILED:
                 self._losses.add((self.roster.generation, life))
@@ -236,7 +238,9 @@ class HealthCore(Decider):
             return
         accused = (event.peer_machine, life)
         self._accused.setdefault(event.epoch, set()).add(accused)
-        why = f"{event.machine} lost the link {event.rank}-{event.peer} of epoch {event.epoch}: {event.reason}"
+        why = (
+            f"{event.machine} lost the link {event.rank}-{event.peer} of epoch {event.epoch}: {event.reason}"
+        )
         self._take(accused, "accused", why[:MAX_TEXT])
 
     def _layout(self, epoch: int) -> tuple[str, ...] | None:

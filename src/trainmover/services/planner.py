@@ -198,7 +198,9 @@ class PlannerCore(Decider):
                 "start again": lambda: self._nothing_to_keep() and self._crew() is not None,
                 "all ranks are up": lambda: self._first_layout() is not None,
                 "committed": lambda: plan is not None and roster.settled and roster.epoch >= plan.epoch,
-                "aborted start": lambda: plan is not None and plan.kind == "start" and plan.epoch in self._aborted,
+                "aborted start": lambda: (
+                    plan is not None and plan.kind == "start" and plan.epoch in self._aborted
+                ),
                 "aborted": lambda: plan is not None and plan.kind != "start" and plan.epoch in self._aborted,
                 "superseded": lambda: plan is not None and self._outdated(plan) and self._next() is not None,
                 "change is complete": lambda: self._next() is not None,
@@ -294,7 +296,9 @@ class PlannerCore(Decider):
         self._held = roster.generation
         lost = next(machine for machine in roster.members if roster.dead(machine))
         incident = incident_id(lost, roster.life(lost))
-        reason = f"{lost} was lost before there was anything to keep, and too few machines are left to start again"
+        reason = (
+            f"{lost} was lost before there was anything to keep, and too few machines are left to start again"
+        )
         if len([m for m in roster.members if roster.dead(m)]) == roster.size:
             reason = "every machine of the job was lost, and too few others are left to start again"
         if roster.job is not None and roster.job.on_exhausted == "fail":
@@ -371,7 +375,9 @@ class PlannerCore(Decider):
         if pairs:
             kind = "failure" if any(roster.dead(leaver) for leaver in pairs) else "move"
         difference = delta(base, layout, self._groups)
-        self._say_plan(layout, self._base_epoch, kind, incidents, pairs, pairs.values(), endpoints, difference)
+        self._say_plan(
+            layout, self._base_epoch, kind, incidents, pairs, pairs.values(), endpoints, difference
+        )
 
     def _say_plan(
         self,
@@ -405,4 +411,6 @@ class PlannerCore(Decider):
 
 def _names(links: Iterable[SeatedLink]) -> tuple[LinkName, ...]:
     found = sorted({seated.link for seated in links})
-    return tuple(LinkName(group=link.group, channel=link.channel, low=link.low, high=link.high) for link in found)
+    return tuple(
+        LinkName(group=link.group, channel=link.channel, low=link.low, high=link.high) for link in found
+    )

@@ -215,7 +215,9 @@ class StandbyCore(Decider):
         if roster.dead(machine) or self._gap_of(roster.seat_of(machine)) is not None:
             return f"{machine} is being replaced already"
         if not roster.replaceable:
-            return f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"
+            return (
+                f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"
+            )
         if to is not None and not any(s.life[0] == to and s.state in IN_POOL for s in self._pool()):
             return f"{to} is not a living spare machine"
         return ""
@@ -359,7 +361,11 @@ class StandbyCore(Decider):
         return sorted((gap for gap in self.gaps.values() if gap.live), key=self._is_move)
 
     def _gap_of(self, seat: int | None) -> Incident | None:
-        found = (g for g in self.gaps.values() if g.live and (g.seat, g.generation) == (seat, self.roster.generation))
+        found = (
+            g
+            for g in self.gaps.values()
+            if g.live and (g.seat, g.generation) == (seat, self.roster.generation)
+        )
         return next(found, None)
 
     def _is_move(self, gap: Incident) -> bool:
@@ -410,7 +416,11 @@ class StandbyCore(Decider):
 
     def _refuse(self, gap: Incident) -> None:
         wanted = self._wanted(gap) or "a spare"
-        reason = f"{wanted} was not warm in {self.patience:g} s" if gap.late else "no spare is warm or being warmed"
+        reason = (
+            f"{wanted} was not warm in {self.patience:g} s"
+            if gap.late
+            else "no spare is warm or being warmed"
+        )
         machine = self._occupant(gap)
         self.do(CancelTimer(f"move:{gap.id}"))
         self.say(MoveRefused(machine=machine, incident=gap.id, reason=reason), gap.id)

@@ -187,7 +187,9 @@ class SwitcherCore(Decider):
             case "stale plan":
                 assert coming is not None, "a stale plan is one"
                 self._next = None
-                self._say_aborted(coming, f"it follows epoch {coming.base_epoch}, but {self._base(coming)} holds")
+                self._say_aborted(
+                    coming, f"it follows epoch {coming.base_epoch}, but {self._base(coming)} holds"
+                )
             case "all adopted":
                 assert plan is not None, "a switch has a plan"
                 self._commit(plan)
@@ -284,7 +286,8 @@ class SwitcherCore(Decider):
     def _say_aborted(self, plan: PlanReady, reason: str) -> None:
         self._done = max(self._done, plan.epoch)
         self.say(
-            SwitchAborted(epoch=plan.epoch, incidents=plan.incidents, reason=reason[:MAX_TEXT]), _incident(plan)
+            SwitchAborted(epoch=plan.epoch, incidents=plan.incidents, reason=reason[:MAX_TEXT]),
+            _incident(plan),
         )
 
     def _close(self, plan: PlanReady) -> None:

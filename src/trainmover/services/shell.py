@@ -1,0 +1,398 @@
+"""The shell: the one program round every core.
+
+What lives here: everything that a core may not have (a bus, a clock, timers, tasks), and the
+service's memory.  What never lives here: decisions.
+
+**One queue.**  What the feed brings and what the shell makes itself (fired timers, answers to
+probes, leases) goes through one queue to one consumer, so a core hears one thing after the other.
+What the shell makes is published first and fed at once; when it comes back by the feed its id is
+known already.
+
+**The journal comes first.**  Replay must follow the order in which the core was fed, which is not
+that of the stream.  So each input is journalled (``journal.entry``: its id, its ``now``, the ids of
+what it caused), and the entry is published *before* the outputs, on the same connection.  Nobody
+waits for it to be stored.  Inputs that caused nothing are collected and travel with the next entry
+(``quiet``), or alone after :data:`QUIET_SECONDS`.  What follows: whenever an output is in the log,
+the order of all that led to it is there too.
+
+**Born from the log.**  On start the shell reads the log and feeds the journalled inputs in the
+journalled order, with the journalled times, without publishing; then it does what the core had
+asked for and the log does not show to be done (outputs, timers, probes), then takes the inputs that
+were never journalled, in the order of the stream, and goes on live.  So it may be killed between
+any two instructions: ids are derived from causes, and what is said twice is heard once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from trainmover.errors import BusError
+from trainmover.events.bus import Bus, Feed
+from trainmover.events.catalogue import Event, JournalEntry, MachineProbed, TimerFired
+from trainmover.events.envelope import Envelope
+from trainmover.services.core import (
+    CancelTimer,
+    Core,
+    Output,
+    Probe,
+    Say,
+    SetTimer,
+    entry_id,
+    probe_id,
+    said_id,
+    timer_id,
+)
+
+PROBE_LIMIT: Final = 0.5
+"""Seconds that a machine has to answer a probe."""
+
+PROBE_RETRY: Final = 0.2
+"""Seconds until a probe is repeated that the bus could not carry."""
+
+QUIET_SECONDS: Final = 0.5
+"""Seconds after which inputs that caused nothing are journalled alone."""
+
+QUIET_MOST: Final = 256
+"""Inputs that caused nothing in one journal entry at most."""
+
+PAST_LIMIT: Final = 60.0
+"""Seconds that reading the log may take on start."""
+
+FLUSH_LIMIT: Final = 2.0
+"""Seconds that the last events may take to the log on a clean exit."""
+
+Clock = Callable[[], float]
+
+
+class Driver(Protocol):
+    """Something beside the core that makes inputs for it; see ``leases``."""
+
+    def observe(self, envelope: Envelope) -> None:
+        """See an envelope that the core is about to hear, or has just said."""
+        ...
+
+    async def run(self, bus: Bus, tell: Callable[[Event], None]) -> None:
+        """Make inputs until cancelled."""
+        ...
+
+
+class Shell:
+    """Runs one core on a bus.
+
+    Args:
+        core: a fresh core.
+        bus: connection to the job's events; the caller closes it.
+        drivers: what else makes inputs for the core.
+        clock: unix seconds.
+    """
+
+    def __init__(
+        self, core: Core, bus: Bus, *, drivers: Sequence[Driver] = (), clock: Clock = time.time
+    ) -> None:
+        self.core = core
+        self.bus = bus
+        self.ready = asyncio.Event()
+        self.log = logging.getLogger(f"trainmover.services.{core.name}")
+        self._drivers = drivers
+        self._clock = clock
+        self._inbox: asyncio.Queue[tuple[Envelope, bool]] = asyncio.Queue()
+        self._fed: set[str] = set()
+        self._logged: set[str] = set()
+        self._number = 0
+        self._quiet: dict[str, float] = {}
+        self._quiet_timer: asyncio.TimerHandle | None = None
+        self._due: dict[str, tuple[float, str]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._probes: dict[str, tuple[Probe, str]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._live = False
+        self._broken: asyncio.Future[None] | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Rebuild, then serve until ``stop`` is set.
+
+        Raises:
+            BusError: the log could not be read, or the bus was closed under it.
+        """
+        self._broken = asyncio.get_running_loop().create_future()
+        feed: Feed | None = None
+        try:
+            feed = await self.bus.feed((*self.core.areas, "timer"), history=True)
+            past = await feed.past(PAST_LIMIT)
+            await self._rebuild(past, await self._journal())
+            for driver in self._drivers:
+                self._spawn(driver.run(self.bus, self._tell))
+            self._spawn(self._pump(feed))
+            self._spawn(self._consume())
+            self.ready.set()
+            stopped = asyncio.ensure_future(stop.wait())
+            try:
+                await asyncio.wait({stopped, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopped.cancel()
+            if self._broken.done():
+                self._broken.result()
+        finally:
+            await self._end(feed)
+
+    # -- born from the log -------------------------------------------------------------------------
+
+    async def _journal(self) -> list[JournalEntry]:
+        """This service's journal so far, in the order of feeding."""
+        feed = await self.bus.feed(("journal",), history=True)
+        try:
+            past = await feed.past(PAST_LIMIT)
+        finally:
+            await feed.close()
+        return journal_of(self.core.name, past)
+
+    async def _rebuild(self, past: list[Envelope], entries: list[JournalEntry]) -> None:
+        known = {envelope.id: envelope for envelope in past}
+        self._logged = set(known)
+        owed: list[Envelope] = []
+        for number, cause, now in feeding_order(entries):
+            self._number = max(self._number, number)
+            envelope = known.get(cause)
+            if envelope is None:
+                # Whoever said it still has to bring it into the log; it is fed when it comes.
+                self.log.warning("input %s of the journal is not in the log yet", cause)
+                continue
+            if envelope.id not in self._fed:
+                owed += self._feed(envelope, now)
+        for envelope in owed:
+            if envelope.id not in known:
+                await self.bus.publish(envelope)
+        fresh = [envelope for envelope in past if self._is_input(envelope)]
+        for envelope in fresh:
+            await self._take(envelope)
+        self._live = True
+        self.log.info("rebuilt from %d events, %d new", len(past), len(fresh))
+        for name in list(self._due):
+            self._arm(name)
+        for answer in [answer for answer in self._probes if answer not in known]:
+            self._ask(answer)
+
+    def _is_input(self, envelope: Envelope) -> bool:
+        if envelope.type not in self.core.hears or envelope.id in self._fed:
+            return False
+        event = envelope.event
+        return not isinstance(event, TimerFired) or event.service == self.core.name
+
+    # -- one input ---------------------------------------------------------------------------------
+
+    async def _take(self, envelope: Envelope) -> None:
+        """Feed one input, journal it, and say what it caused."""
+        now = self._now()
+        outputs = self._feed(envelope, now)
+        if not outputs:
+            self._quiet[envelope.id] = now
+            if len(self._quiet) >= QUIET_MOST:
+                await self._journal_quiet()
+            elif self._quiet_timer is None:
+                loop = asyncio.get_running_loop()
+                self._quiet_timer = loop.call_later(QUIET_SECONDS, self._spawn_quiet)
+            return
+        await self._write_entry(envelope.id, now, tuple(output.id for output in outputs))
+        for output in outputs:
+            if output.id not in self._logged:
+                await self.bus.publish(output)
+
+    def _feed(self, envelope: Envelope, now: float) -> list[Envelope]:
+        """Give an input to the core and carry out its commands; what it says is returned."""
+        self._fed.add(envelope.id)
+        self._observe(envelope)
+        if isinstance(envelope.event, TimerFired):
+            self._due.pop(envelope.event.name, None)
+            self._disarm(envelope.event.name)
+        try:
+            outputs = self.core.handle(envelope, now)
+        except Exception:
+            # A service that dies of one input would die of it again after every restart.
+            self.log.exception("the core did not survive %s; the input is passed over", envelope)
+            return []
+        said = envelopes_of(self.core.name, envelope, now, outputs)
+        for number, output in enumerate(outputs):
+            self._command(envelope, number, output)
+        for item in said:
+            self._observe(item)
+            if self._live:
+                self.log.info("%s", item)
+        return said
+
+    def _observe(self, envelope: Envelope) -> None:
+        for driver in self._drivers:
+            driver.observe(envelope)
+
+    def _command(self, cause: Envelope, number: int, output: Output) -> None:
+        match output:
+            case SetTimer(name=name, due=due):
+                self._due[name] = (due, cause.id)
+                self._arm(name)
+            case CancelTimer(name=name):
+                self._due.pop(name, None)
+                self._disarm(name)
+            case Probe():
+                answer = probe_id(self.core.name, cause.id, number)
+                self._probes[answer] = (output, cause.id)
+                self._ask(answer)
+            case Say():
+                pass
+
+    # -- what the shell makes ----------------------------------------------------------------------
+
+    def _arm(self, name: str) -> None:
+        self._disarm(name)
+        if self._live:
+            due, cause = self._due[name]
+            delay = max(0.0, due - self._clock())
+            loop = asyncio.get_running_loop()
+            self._timers[name] = loop.call_later(delay, self._fire, name, due, cause)
+
+    def _disarm(self, name: str) -> None:
+        handle = self._timers.pop(name, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _fire(self, name: str, due: float, cause: str) -> None:
+        fired = TimerFired(service=self.core.name, name=name, due=due)
+        self._make(fired, timer_id(self.core.name, name, due), cause)
+
+    def _ask(self, answer: str) -> None:
+        if self._live:
+            self._spawn(self._probe(answer, *self._probes[answer]))
+
+    async def _probe(self, answer: str, probe: Probe, cause: str) -> None:
+        while True:
+            try:
+                said = await self.bus.probe(probe.machine, PROBE_LIMIT)
+                break
+            except BusError:
+                await asyncio.sleep(PROBE_RETRY)
+        event = MachineProbed(machine=probe.machine, incarnation=probe.incarnation, answer=said)
+        self._make(event, answer, cause)
+
+    def _tell(self, event: Event) -> None:
+        """An input made by a driver: it happens once, so its id is a fresh one."""
+        self._make(event, f"{event.type}-{uuid.uuid4().hex[:20]}", None)
+
+    def _make(self, event: Event, name: str, cause: str | None) -> None:
+        envelope = Envelope(
+            id=name, source=self.core.name, time=self._now(), job=self.bus.job, event=event, cause=cause
+        )
+        self._inbox.put_nowait((envelope, True))
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    async def _pump(self, feed: Feed) -> None:
+        async for envelope in feed:
+            if self._is_input(envelope):
+                self._inbox.put_nowait((envelope, False))
+        raise BusError(f"the feed of {self.core.name} ended: the bus was closed")
+
+    async def _consume(self) -> None:
+        while True:
+            envelope, ours = await self._inbox.get()
+            if envelope.id in self._fed:
+                continue
+            if ours:
+                await self.bus.publish(envelope)
+            await self._take(envelope)
+
+    async def _write_entry(self, cause: str, now: float, outputs: tuple[str, ...]) -> None:
+        quiet, self._quiet = self._quiet, {}
+        if self._quiet_timer is not None:
+            self._quiet_timer.cancel()
+            self._quiet_timer = None
+        self._number += len(quiet) + 1
+        entry = JournalEntry(
+            service=self.core.name, number=self._number, input=cause, now=now, outputs=outputs, quiet=quiet
+        )
+        await self.bus.publish(
+            Envelope(
+                id=entry_id(self.core.name, cause),
+                source=self.core.name,
+                time=now,
+                job=self.bus.job,
+                event=entry,
+                cause=cause,
+            )
+        )
+
+    async def _journal_quiet(self) -> None:
+        if self._quiet:
+            cause, now = self._quiet.popitem()
+            await self._write_entry(cause, now, ())
+
+    def _spawn_quiet(self) -> None:
+        self._quiet_timer = None
+        self._spawn(self._journal_quiet())
+
+    def _spawn(self, work: object) -> None:
+        assert asyncio.iscoroutine(work), "the shell runs coroutines"
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or self._broken is None or self._broken.done():
+            return
+        error = task.exception()
+        if error is not None:
+            self._broken.set_exception(error)
+
+    async def _end(self, feed: Feed | None) -> None:
+        """Let go of everything; what is known is journalled if the bus still takes it."""
+        for handle in (*self._timers.values(), self._quiet_timer):
+            if handle is not None:
+                handle.cancel()
+        if feed is not None:
+            await feed.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(BusError):
+            await self._journal_quiet()
+            await self.bus.flush(FLUSH_LIMIT)
+
+    def _now(self) -> float:
+        return round(self._clock(), 6)
+
+
+def envelopes_of(service: str, cause: Envelope, now: float, outputs: Iterable[Output]) -> list[Envelope]:
+    """What a core says because of an input, with the ids and times that follow from it."""
+    says = [output for output in outputs if isinstance(output, Say)]
+    return [
+        Envelope(
+            id=said_id(service, cause.id, index),
+            source=service,
+            time=now,
+            job=cause.job,
+            event=output.event,
+            incident=output.incident,
+            cause=cause.id,
+        )
+        for index, output in enumerate(says)
+    ]
+
+
+def journal_of(service: str, envelopes: Iterable[Envelope]) -> list[JournalEntry]:
+    """A service's journal entries, in the order of feeding."""
+    entries = [e.event for e in envelopes if isinstance(e.event, JournalEntry) and e.event.service == service]
+    return sorted(entries, key=lambda entry: entry.number)
+
+
+def feeding_order(entries: Iterable[JournalEntry]) -> Iterable[tuple[int, str, float]]:
+    """(number, input, now) of every input that entries tell of, oldest first."""
+    for entry in entries:
+        first = entry.number - len(entry.quiet)
+        for place, (quiet, now) in enumerate(entry.quiet.items()):
+            yield first + place, quiet, now
+        yield entry.number, entry.input, entry.now
