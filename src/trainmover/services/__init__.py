@@ -90,9 +90,10 @@ async def run_service(name: str, bus_url: str, job: str, *, token: str | None = 
 
 def serve(name: str, bus_url: str, job: str, *, token: str | None = None) -> None:
     """:func:`run_service` on uvloop where there is one: the whole program of a service."""
-    try:
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):  # uvloop is not made for every platform
         from uvloop import new_event_loop
-    except ImportError:  # not made for every platform
-        from asyncio import new_event_loop
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+
+        factory = new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(run_service(name, bus_url, job, token=token))

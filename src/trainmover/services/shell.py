@@ -30,7 +30,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from trainmover.errors import BusError
 from trainmover.events.bus import Bus, Feed
@@ -112,7 +112,7 @@ class Shell:
         self._probes: dict[str, tuple[Probe, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._live = False
-        self._broken: asyncio.Future[None] | None = None
+        self._broken: asyncio.Future[Any] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Rebuild, then serve until ``stop`` is set.
@@ -131,9 +131,9 @@ class Shell:
             self._spawn(self._pump(feed))
             self._spawn(self._consume())
             self.ready.set()
-            stopped = asyncio.ensure_future(stop.wait())
+            stopped: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
             try:
-                await asyncio.wait({stopped, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((stopped, self._broken), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 stopped.cancel()
             if self._broken.done():
@@ -208,8 +208,10 @@ class Shell:
         self._fed.add(envelope.id)
         self._observe(envelope)
         if isinstance(envelope.event, TimerFired):
-            self._due.pop(envelope.event.name, None)
-            self._disarm(envelope.event.name)
+            due = self._due.get(envelope.event.name)
+            if due is not None and due[0] == envelope.event.due:
+                del self._due[envelope.event.name]
+                self._disarm(envelope.event.name)
         try:
             outputs = self.core.handle(envelope, now)
         except Exception:
@@ -349,6 +351,7 @@ class Shell:
 
     async def _end(self, feed: Feed | None) -> None:
         """Let go of everything; what is known is journalled if the bus still takes it."""
+        self._broken = None
         for handle in (*self._timers.values(), self._quiet_timer):
             if handle is not None:
                 handle.cancel()

@@ -166,7 +166,7 @@ class SwitcherCore(Decider):
             self.phase,
             {
                 "all finished": self._all_finished,
-                "stale plan": lambda: coming is not None and coming.base_epoch != self._base(coming),
+                "stale plan": lambda: coming is not None and bool(self._why_stale(coming)),
                 "plan": lambda: coming is not None and not self._dead(coming),
                 "all adopted": lambda: plan is not None and self._all_adopted(plan),
                 "member failed": lambda: plan is not None and bool(self._dead(plan)),
@@ -200,10 +200,15 @@ class SwitcherCore(Decider):
                 pass
         return True
 
-    def _base(self, plan: PlanReady) -> int:
-        """The epoch that a plan of this generation must follow: 0 for a start from nothing."""
-        fresh = plan.kind == "start" or plan.generation > self.roster.generation or not self.roster.settled
-        return 0 if fresh else self.roster.epoch
+    def _why_stale(self, plan: PlanReady) -> str:
+        """Why a plan was made for what does not hold any more; empty when it was not."""
+        roster = self.roster
+        if plan.generation < roster.generation:
+            return f"it is of generation {plan.generation}, but {roster.generation} was launched"
+        if plan.generation > roster.generation:
+            return ""
+        base = roster.epoch if roster.settled else 0
+        return "" if plan.base_epoch == base else f"it follows epoch {plan.base_epoch}, but {base} holds"
 
     def _dead(self, plan: PlanReady) -> list[str]:
         return [machine for machine in plan.machines if self.roster.dead(machine)]
@@ -303,7 +308,7 @@ class SwitcherCore(Decider):
 
     def _all_finished(self) -> bool:
         world = self.roster.size * self.roster.slots
-        return 0 < world <= len(self._finished)
+        return 0 < world <= len(self._finished) and all(rank in self._finished for rank in range(world))
 
     def _complete(self) -> None:
         if self.plan is not None:
