@@ -97,7 +97,9 @@ class Communicator:
         limit: seconds that one call may take before it breaks the epoch.
     """
 
-    def __init__(self, engine: Engine, rank: int, world_size: int, ranks_per_machine: int, limit: float) -> None:
+    def __init__(
+        self, engine: Engine, rank: int, world_size: int, ranks_per_machine: int, limit: float
+    ) -> None:
         self.engine = engine
         self.rank = rank
         self.world_size = world_size
@@ -166,8 +168,8 @@ class Communicator:
         self.engine.call(lambda: table.extend(plan, lambda *_: ready.set()))
         if not ready.wait(plan.limit):
             raise LinkError(
-                f"rank {self.rank}: the links of process group {info.name!r} (ranks {info.ranks}) were not made "
-                f"within {plan.limit:g} s; every rank must create the same groups in the same order"
+                f"rank {self.rank}: the links of process group {info.name!r} (ranks {info.ranks}) were not "
+                f"made within {plan.limit:g} s; every rank must create the same groups in the same order"
             )
         self.engine.ask(lambda: table.install(plan))
 

@@ -228,9 +228,9 @@ class Connection:
         self._ahead = memoryview(bytes(rest))
         self._hung_up = True
         self._pump_in()
-        if not self.closed and not self._ends_with_bye():
+        if not self._ends_with_bye():
             self._lost("the peer closed the connection")
-        elif not self.closed:
+        else:
             self._listener.interest_changed(self)
 
     def _ends_with_bye(self) -> bool:
@@ -326,6 +326,8 @@ class Connection:
         self._target = target
 
     def _lost(self, reason: str) -> None:
+        if self.closed:
+            return
         self.close()
         self._listener.connection_lost(self, reason)
 

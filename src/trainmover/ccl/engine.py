@@ -104,14 +104,22 @@ class Engine:
 
     Args:
         table: where links and their connections are kept.
-        on_break: called on the engine's thread as ``(epoch, peer or None, reason)``.
+        on_break: called on the engine's thread as ``(epoch, peer or None, reason, told)`` when an
+            epoch breaks; ``told`` is True when somebody else said so, who has reported it already.
+        on_lost: called on the engine's thread when a connection made for a coming epoch is lost.
     """
 
-    def __init__(self, table: LinkTable, on_break: Callable[[int, int | None, str], None]) -> None:
+    def __init__(
+        self,
+        table: LinkTable,
+        on_break: Callable[[int, int | None, str, bool], None],
+        on_lost: Callable[[Connection, str], None] = lambda *_: None,
+    ) -> None:
         self.table = table
         self.fatal: Exception | None = None
         """An error that no new epoch can mend (two ranks call different collectives)."""
         self._on_break = on_break
+        self._on_lost = on_lost
         self._epoch = 0
         self._broken = False
         self._void: dict[int, str] = {}
@@ -154,7 +162,7 @@ class Engine:
         def run() -> None:
             try:
                 answer.set_result(action())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - handed to whoever asked
                 answer.set_exception(error)
 
         self.call(run)
@@ -186,9 +194,9 @@ class Engine:
         counts: dict[str, int] = self.ask(lambda: self._adopt(plan))
         return counts
 
-    def break_epoch(self, reason: str, peer: int | None = None) -> None:
-        """Declare the current epoch broken (a peer is known to be dead, the user's step raised)."""
-        self.call(lambda: self._break(reason, peer))
+    def break_epoch(self, reason: str, *, told: bool) -> None:
+        """Declare the current epoch broken (a machine is known to be dead, the user's step raised)."""
+        self.call(lambda: self._break(reason, None, told))
 
     def stop(self, limit: float = 5.0) -> None:
         """Say BYE on every link, flush and end the thread."""
@@ -308,7 +316,7 @@ class Engine:
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def _break(self, reason: str, peer: int | None) -> None:
+    def _break(self, reason: str, peer: int | None, told: bool = False) -> None:
         if self._broken:
             return
         self._broken = True
@@ -327,7 +335,7 @@ class Engine:
                 walk.abort(reason)
             except Exception:
                 log.exception("%s could not be aborted", walk.label)
-        self._on_break(self._epoch, peer, reason)
+        self._on_break(self._epoch, peer, reason, told)
 
     def _adopt(self, plan: Plan) -> dict[str, int]:
         if plan.epoch <= self._epoch:
@@ -343,7 +351,7 @@ class Engine:
         for connection in self.table.connections():
             connection.new_epoch()
         if void := self._void.pop(plan.epoch, None):
-            self._break(void, None)
+            self._break(void, None, told=True)
         elif missing:
             self._break(f"no connection for {missing[0]}", missing[0].other(plan.rank))
         self._void = {epoch: why for epoch, why in self._void.items() if epoch > self._epoch}
@@ -354,13 +362,17 @@ class Engine:
     def connection_lost(self, connection: Connection, reason: str) -> None:
         self.unwatch(connection)
         in_use = self.table.forget(connection)
-        if in_use and not self._stopping:
+        if self._stopping:
+            return
+        if in_use:
             self._break(f"lost rank {connection.peer}: {reason}", connection.peer)
+        else:
+            self._on_lost(connection, reason)
 
     def break_received(self, connection: Connection, epoch: int) -> None:
         reason = f"rank {connection.peer} says that epoch {epoch} is broken"
         if epoch == self._epoch:
-            self._break(reason, None)
+            self._break(reason, None, told=True)
         elif epoch > self._epoch:
             self._void[epoch] = reason
 

@@ -128,14 +128,18 @@ class TrainMoverGroup(dist.ProcessGroup):
         counts = [part.numel() for part in parts]
         return _work(self._start(self._reduce_scatter_call(output, whole, counts, _operation(opts))))
 
-    def reduce_scatter_single(self, output: torch.Tensor, inputs: torch.Tensor, opts: Any = None) -> dist.Work:
+    def reduce_scatter_single(
+        self, output: torch.Tensor, inputs: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
         counts = [output.numel()] * self.size()
         whole = inputs.detach().reshape(-1).clone()
         return _work(self._start(self._reduce_scatter_call(output, whole, counts, _operation(opts))))
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> dist.Work:
         futures = []
         for output, whole in zip(outputs, inputs, strict=True):
             counts, copy = [output.numel()] * self.size(), whole.detach().reshape(-1).clone()
@@ -144,7 +148,9 @@ class TrainMoverGroup(dist.ProcessGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _reduce_scatter_call(self, output: torch.Tensor, whole: torch.Tensor, counts: list[int], operation: str) -> Call:
+    def _reduce_scatter_call(
+        self, output: torch.Tensor, whole: torch.Tensor, counts: list[int], operation: str
+    ) -> Call:
         combine, size = combine_of(operation), self.size()
         flat, back = _flat(output)
         bounds = _runs(counts)
@@ -164,10 +170,12 @@ class TrainMoverGroup(dist.ProcessGroup):
         root = int(opts.rootRank)
 
         def walk(group: walks.Group, tag: int) -> Steps:
-            kind = walks if group.size <= MESH_LIMIT else tree_walks
-            return kind.broadcast(group, flat, root, tag)
+            send = walks.broadcast if group.size <= MESH_LIMIT else tree_walks.broadcast
+            return send(group, flat, root, tag)
 
-        return _work(self._start(Call("broadcast", f"{_shape(tensor)}, root {root}", [tensor], True, walk, back)))
+        return _work(
+            self._start(Call("broadcast", f"{_shape(tensor)}, root {root}", [tensor], True, walk, back))
+        )
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         (mine,), (parts,) = _one(inputs, "all_gather"), outputs
@@ -200,8 +208,8 @@ class TrainMoverGroup(dist.ProcessGroup):
         source, _ = _flat(mine)
 
         def walk(group: walks.Group, tag: int) -> Steps:
-            kind = walks if group.size <= MESH_LIMIT else tree_walks
-            return kind.all_gather(group, source, flats, tag)
+            gather = walks.all_gather if group.size <= MESH_LIMIT else tree_walks.all_gather
+            return gather(group, source, flats, tag)
 
         return Call("all_gather", _shape(mine), list(outputs or parts), False, walk, _chain(after, back))
 
@@ -216,7 +224,9 @@ class TrainMoverGroup(dist.ProcessGroup):
             self._mesh_only("gather")
             return walks.gather(group, source, flats, root, tag)
 
-        return _work(self._start(Call("gather", f"{_shape(mine)}, root {root}", list(parts), False, walk, after)))
+        return _work(
+            self._start(Call("gather", f"{_shape(mine)}, root {root}", list(parts), False, walk, after))
+        )
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         (output,) = _one(outputs, "scatter")
@@ -228,7 +238,9 @@ class TrainMoverGroup(dist.ProcessGroup):
             self._mesh_only("scatter")
             return walks.scatter(group, sources, flat, root, tag)
 
-        return _work(self._start(Call("scatter", f"{_shape(output)}, root {root}", [output], False, walk, back)))
+        return _work(
+            self._start(Call("scatter", f"{_shape(output)}, root {root}", [output], False, walk, back))
+        )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         flats, after = _flats(outputs)
@@ -250,7 +262,11 @@ class TrainMoverGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def _all_to_all_call(
-        self, outputs: Tensors, flats: Tensors, inputs: Sequence[torch.Tensor], after: Callable[[], None] | None
+        self,
+        outputs: Tensors,
+        flats: Tensors,
+        inputs: Sequence[torch.Tensor],
+        after: Callable[[], None] | None,
     ) -> Call:
         sources = [_flat(tensor)[0] for tensor in inputs]
 
@@ -278,7 +294,9 @@ class TrainMoverGroup(dist.ProcessGroup):
             self._mesh_only("recv")
             return walks.receive(group, flat, peer, frame_tag)
 
-        return _work(self._start(Call("send/recv", f"tag {tag}", [tensor], False, walk, back), key=f"from {peer}"))
+        return _work(
+            self._start(Call("send/recv", f"tag {tag}", [tensor], False, walk, back), key=f"from {peer}")
+        )
 
     def barrier(self, opts: Any = None) -> dist.Work:
         token = torch.zeros(1, dtype=torch.uint8)

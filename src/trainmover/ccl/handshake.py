@@ -90,7 +90,9 @@ def accept(sock: socket.socket, secret: bytes, check: Callable[[Hello], str | No
     proof, _ = _receive(sock)
     if "refused" in proof:
         raise LinkError(f"{hello}: the dialer gave up: {proof['refused']}")
-    if not hmac.compare_digest(_proof(secret, b"dialer", raw + answer, challenge), _field(proof, "proof", bytes)):
+    if not hmac.compare_digest(
+        _proof(secret, b"dialer", raw + answer, challenge), _field(proof, "proof", bytes)
+    ):
         _send(sock, {"refused": "wrong secret"})
         raise LinkError(f"{hello}: the dialer does not know this job's secret")
     if reason := check(hello):

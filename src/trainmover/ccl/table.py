@@ -66,6 +66,13 @@ class Slot:
     connection: Connection | None = None
     staging: bytearray = field(default_factory=bytearray)
 
+    @property
+    def connected(self) -> Connection:
+        """The connection of a link that must have one."""
+        if self.connection is None:
+            raise LinkError(f"link {self.link} has no connection")
+        return self.connection
+
     def scratch(self, size: int) -> memoryview:
         """Staging memory of at least ``size`` bytes; grows on first use and then stays."""
         if len(self.staging) < size:
@@ -199,6 +206,15 @@ class LinkTable:
             self._slots.setdefault(link, Slot(link)).connection = found[1]
             found[1].readable()
 
+    def drop_process(self, life: str) -> None:
+        """Close every connection to a process that is known to be dead."""
+        for slot in self._slots.values():
+            if slot.connection is not None and slot.connection.peer_life == life:
+                self._discard(slot.connection)
+                slot.connection = None
+        for key in [key for key in self._aside if key[1] == life]:
+            self._discard(self._aside.pop(key)[1])
+
     def forget(self, connection: Connection) -> bool:
         """A connection ended. True when a link of the current epoch had it."""
         in_use = False
@@ -231,7 +247,10 @@ class LinkTable:
 
     def _wanted(self, plan: Plan) -> Iterator[Link]:
         for link in plan.links:
-            if not self._current(plan, link) and (link, plan.peers[link.other(plan.rank)].life) not in self._aside:
+            if (
+                not self._current(plan, link)
+                and (link, plan.peers[link.other(plan.rank)].life) not in self._aside
+            ):
                 yield link
 
     def _ensure(self, epoch: int) -> None:

@@ -32,7 +32,7 @@ WHOLE_BYTES = 16 * 1024
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a flat contiguous CPU tensor as writable bytes (no copy)."""
-    return memoryview(tensor.detach().view(torch.uint8).numpy())
+    return memoryview(tensor.detach().view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy stubs
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,22 @@ class Group:
 
     def send(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
         """Start sending a tensor's bytes; the tensor must keep its content until it is done."""
-        transfer = Transfer(as_bytes(tensor), tag, tensor)
-        connection = self.slot(member).connection
-        assert connection is not None
-        connection.send(transfer)
+        return self.send_bytes(member, as_bytes(tensor), tag, tensor)
+
+    def send_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
+        """Start sending memory that ``keep`` owns."""
+        transfer = Transfer(view, tag, keep)
+        self.slot(member).connected.send(transfer)
         return transfer
 
     def receive(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
         """Post a tensor's memory for the next bytes from a member."""
-        transfer = Transfer(as_bytes(tensor), tag, tensor)
-        connection = self.slot(member).connection
-        assert connection is not None
-        connection.receive(transfer)
+        return self.receive_bytes(member, as_bytes(tensor), tag, tensor)
+
+    def receive_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
+        """Post memory that ``keep`` owns for the next bytes from a member."""
+        transfer = Transfer(view, tag, keep)
+        self.slot(member).connected.receive(transfer)
         return transfer
 
     def scratch(self, member: int, like: torch.Tensor, count: int, half: int = 0) -> torch.Tensor:
@@ -89,9 +93,6 @@ class Group:
         room = max(PIECE_BYTES, WHOLE_BYTES)
         view = self.slot(member).scratch(2 * room)[half * room :]
         return torch.frombuffer(view, dtype=like.dtype, count=count)
-
-
-
 
 
 def slices(count: int, size: int) -> list[tuple[int, int]]:
@@ -174,9 +175,7 @@ def _own_slice(
     for k, (a, b) in enumerate(todo):
         post(k + 1)
         yield [transfer for _, transfer in posted[k].values()]
-        parts = [
-            source[a:b] if member == group.me else posted[k][member][0] for member in range(group.size)
-        ]
+        parts = [source[a:b] if member == group.me else posted[k][member][0] for member in range(group.size)]
         combine_in_place(group, parts, combine, target[a:b])
         if share:
             shared += [group.send(member, target[a:b], tag) for member in group.others]
@@ -194,7 +193,12 @@ def _all_reduce_whole(group: Group, flat: torch.Tensor, combine: Combine, tag: i
 
 
 def reduce_scatter(
-    group: Group, inputs: torch.Tensor, output: torch.Tensor, bounds: list[tuple[int, int]], combine: Combine, tag: int
+    group: Group,
+    inputs: torch.Tensor,
+    output: torch.Tensor,
+    bounds: list[tuple[int, int]],
+    combine: Combine,
+    tag: int,
 ) -> Steps:
     """Member i ends with the combination of everybody's run ``bounds[i]`` of ``inputs``.
 
@@ -202,7 +206,9 @@ def reduce_scatter(
     """
     item = inputs.element_size()
     sends = [
-        group.send(member, inputs[a:b], tag) for member in group.others for a, b in pieces(*bounds[member], item)
+        group.send(member, inputs[a:b], tag)
+        for member in group.others
+        for a, b in pieces(*bounds[member], item)
     ]
     yield from _own_slice(group, inputs, inputs, bounds[group.me], combine, tag, share=False)
     start, end = bounds[group.me]
@@ -252,7 +258,9 @@ def scatter(group: Group, inputs: Sequence[torch.Tensor], output: torch.Tensor, 
     yield [group.send(member, inputs[member], tag) for member in group.others]
 
 
-def all_to_all(group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], tag: int) -> Steps:
+def all_to_all(
+    group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], tag: int
+) -> Steps:
     """Member i ends with everybody's i-th input; sizes may differ."""
     outputs[group.me].copy_(inputs[group.me])
     sends = [group.send(member, inputs[member], tag) for member in group.others]

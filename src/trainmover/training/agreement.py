@@ -1,0 +1,131 @@
+"""What the ranks agree on at the boundary, as pure functions of what each of them says.
+
+Two rules.  A step commits when every rank's gradients are whole; the answer is one reduction over
+all ranks, so it is the same for everybody who gets it.  When somebody does not get it (the epoch
+broke inside the vote), the next epoch's *meeting* settles it from the ranks' reports: if anybody
+committed the step, everybody does; if nobody did, everybody redoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainmover.errors import JobError
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """One rank's vote on a step.
+
+    Attributes:
+        whole: its gradients are whole.
+        prepared: the epoch for which it has all links ready; 0 when there is none.
+    """
+
+    whole: bool
+    prepared: int
+
+    def numbers(self) -> list[float]:
+        """As numbers that a minimum over all ranks turns into the outcome."""
+        return [1.0 if self.whole else 0.0, float(self.prepared), -float(self.prepared)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the vote decided: commit or void, and the epoch to switch to (0: none)."""
+
+    commit: bool
+    switch_to: int
+
+
+BALLOT_SIZE = 3
+
+
+def outcome(minimum: Sequence[float], epoch: int) -> Outcome:
+    """Read the minimum over all ballots.
+
+    All switch only when all are prepared for the same coming epoch: the smallest and the largest
+    prepared epoch are equal.
+    """
+    whole, low, high = minimum[0] >= 1.0, int(minimum[1]), int(-minimum[2])
+    return Outcome(whole, low if low == high and low > epoch else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank brings to a meeting.
+
+    Attributes:
+        history: it has committed state; a joiner has none.
+        committed: number of steps committed.
+        pending: ``committed + 1`` when it holds whole gradients that it has voted for without
+            learning the outcome, else -1.
+    """
+
+    history: bool
+    committed: int
+    pending: int
+
+    def numbers(self) -> list[float]:
+        """As numbers for the meeting's all-gather."""
+        return [1.0 if self.history else 0.0, float(self.committed), float(self.pending)]
+
+    @classmethod
+    def read(cls, numbers: Sequence[float]) -> Report:
+        """The report of :meth:`numbers`."""
+        return cls(numbers[0] >= 1.0, int(numbers[1]), int(numbers[2]))
+
+
+REPORT_SIZE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What a meeting decided, the same on every rank.
+
+    Attributes:
+        committed: number of steps committed from now on.
+        members: ranks with history: sources of state.
+        joiners: ranks without history: they receive it.
+        ahead: ranks that had committed that many already; they know the step's metrics.
+    """
+
+    committed: int
+    members: tuple[int, ...]
+    joiners: tuple[int, ...]
+    ahead: tuple[int, ...]
+
+    def rolls_forward(self, report: Report) -> bool:
+        """Whether the rank that gave this report must apply the step that it voted for."""
+        return report.history and report.committed < self.committed
+
+
+def resolve(reports: Sequence[Report], *, start: bool) -> Resolution:
+    """Settle where training stands.
+
+    Args:
+        reports: one per rank, by rank.
+        start: the epoch starts a job from nothing, where nobody has history.
+
+    Raises:
+        JobError: no rank has history (and this is no start), or a rank cannot reach the others.
+    """
+    members = tuple(rank for rank, report in enumerate(reports) if report.history)
+    joiners = tuple(rank for rank, report in enumerate(reports) if not report.history)
+    if start:
+        if members:
+            raise JobError(f"ranks {members} bring committed steps to a start from nothing")
+        return Resolution(0, (), (), tuple(range(len(reports))))
+    if not members:
+        raise JobError("no rank of the new epoch has any committed state; nothing can be continued")
+    committed = max(reports[rank].committed for rank in members)
+    for rank in members:
+        report = reports[rank]
+        if report.committed != committed and report.pending != committed:
+            raise JobError(
+                f"rank {rank} has committed {report.committed} steps and cannot reach the {committed} of the "
+                "others: its gradients of the step between are not whole"
+            )
+    ahead = tuple(rank for rank in members if reports[rank].committed == committed)
+    return Resolution(committed, members, joiners, ahead)

@@ -1,0 +1,390 @@
+"""The iteration boundary: where the ranks agree, and where membership changes.
+
+*Vote*, before the optimizer changes anything: each rank sends its private values to its guardian,
+and only when it holds its own ward's does it cast a ballot; so a committed step's private values
+are always on two machines.  One reduction decides.  *Meeting*, when an epoch broke: the ranks of
+the next epoch tell where they stand and :func:`~trainmover.training.agreement.resolve` settles the
+step (roll forward or redo).  *Settling*, between two iterations: joiners receive their state,
+every rank compares digests, private values are mirrored anew; then calls are open again.
+
+Whatever breaks in any of these leads to the next epoch and another meeting: epochs only grow and
+each meeting is a whole agreement, so nothing is ever half done.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from trainmover.ccl import tree_walks, walks
+from trainmover.ccl.connection import tag_of
+from trainmover.ccl.engine import Engine, EpochBroken, Steps
+from trainmover.ccl.walks import Group
+from trainmover.errors import JobError, LinkError
+from trainmover.events.catalogue import SwitchAdopted
+from trainmover.topology.layout import guardian_of, ward_of
+from trainmover.topology.links import BOUNDARY, MESH_LIMIT, STATE, WORLD
+from trainmover.training import agreement, transfer
+from trainmover.training.agreement import BALLOT_SIZE, REPORT_SIZE, Ballot, Report, Resolution
+from trainmover.training.session import Order, Session
+from trainmover.training.state import TrackedState
+
+log = logging.getLogger(__name__)
+
+KEY = "boundary"
+MAX_METRICS = 16
+BOUNDARY_SECONDS = 3600.0
+"""Limit of one vote or meeting: the slowest rank's step, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a step. ``metrics`` are means over all ranks, known when it committed."""
+
+    commit: bool
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a switch took, in seconds, and what this rank received and sent, in bytes."""
+
+    epoch: int
+    joiner: bool
+    started: float
+    ended: float
+    switch_seconds: float
+    copy_seconds: float
+    verify_seconds: float
+
+
+class Boundary:
+    """The boundary of one rank.
+
+    Attributes:
+        committed: number of steps committed.
+        history: False until this rank has committed state, as a joiner has none.
+        mine: own private values as of ``committed``.
+    """
+
+    def __init__(self, session: Session, tracked: TrackedState) -> None:
+        self.session = session
+        self.tracked = tracked
+        self.committed = 0
+        self.history = False
+        self.mine = b""
+        self._pending = -1
+        self._wards: dict[int, bytes] = {}
+        self._switch_to = 0
+        self._resolution: Resolution | None = None
+        self._last_metrics: dict[str, float] = {}
+        self._meeting_seconds = 0.0
+        self._meeting_started = 0.0
+
+    @property
+    def _engine(self) -> Engine:
+        return self.session.engine
+
+    def _group(self, channel: str = BOUNDARY) -> Group:
+        comm = self.session.communicator
+        return comm.view(WORLD, tuple(range(comm.world_size)), channel)
+
+    # -- vote ----------------------------------------------------------------------------------
+
+    def vote(self, metrics: Mapping[str, float]) -> Verdict:
+        """Decide the current step with all ranks. Blocks until it is decided, whatever happens.
+
+        Args:
+            metrics: numbers to average over the ranks; the same names on every rank.
+        """
+        names = sorted(metrics)
+        if len(names) > MAX_METRICS:
+            raise JobError(f"a step may log up to {MAX_METRICS} metrics, not {len(names)}")
+        private = self.tracked.private_values()
+        candidate = self.committed + 1
+        ballot = Ballot(True, self.session.prepared_epoch())
+        numbers = torch.tensor(
+            [*ballot.numbers(), *(float(metrics[name]) for name in names)], dtype=torch.float64
+        )
+        if not self.session.communicator.swallowing:
+            try:
+                self._engine.run(
+                    KEY, "vote", lambda: self._vote(candidate, private, numbers, names), BOUNDARY_SECONDS
+                )
+            except EpochBroken:
+                pass
+            else:
+                result = agreement.outcome(numbers[:BALLOT_SIZE].tolist(), self._engine.epoch)
+                self._pending = -1
+                if not result.commit:
+                    return Verdict(False, {})
+                self._switch_to = result.switch_to
+                means = (numbers[BALLOT_SIZE:] / self.session.communicator.world_size).tolist()
+                return self._commit(candidate, private, dict(zip(names, means, strict=True)))
+        self.session.communicator.close_gate()
+        report = self._report()
+        resolution, told = self._meet(names)
+        if resolution.rolls_forward(report):
+            return self._commit(resolution.committed, private, told)
+        self._pending = -1
+        return Verdict(False, {})
+
+    def _commit(self, committed: int, private: bytes, metrics: dict[str, float]) -> Verdict:
+        self.committed, self.mine, self._pending = committed, private, -1
+        self.history = True
+        self._last_metrics = metrics
+        self._wards = {count: data for count, data in self._wards.items() if count >= committed - 1}
+        return Verdict(True, metrics)
+
+    def _vote(self, candidate: int, private: bytes, numbers: torch.Tensor, names: list[str]) -> Steps:
+        group = self._group()
+        yield from self._mirror(group, candidate, private)
+        self._pending = candidate
+        tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
+        reduce = walks.all_reduce if group.size <= MESH_LIMIT else tree_walks.all_reduce
+        yield from reduce(group, numbers, _tally, tag)
+
+    def _mirror(self, group: Group, committed: int, private: bytes) -> Steps:
+        """Give my private values to my guardian, take my ward's."""
+        comm = self.session.communicator
+        guardian = guardian_of(comm.rank, comm.world_size, comm.ranks_per_machine)
+        if guardian == comm.rank:
+            return
+        ward = ward_of(comm.rank, comm.world_size, comm.ranks_per_machine)
+        sends = transfer.send_small(group, guardian, private)
+        self._wards[committed] = yield from transfer.receive_small(group, ward)
+        yield sends
+
+    # -- meeting -------------------------------------------------------------------------------
+
+    def _report(self) -> Report:
+        return Report(self.history, self.committed, self._pending)
+
+    def _meet(self, names: list[str], order: Order | None = None) -> tuple[Resolution, dict[str, float]]:
+        """Enter the next epoch that can be entered and settle where training stands."""
+        while True:
+            order = order or self.session.wait_for_epoch()
+            started = time.monotonic()
+            self._adopt(order)
+            rows = torch.zeros(order.layout.world_size, REPORT_SIZE + MAX_METRICS, dtype=torch.float64)
+            mine = rows[self.session.rank].clone()
+            mine[:REPORT_SIZE] = torch.tensor(self._report().numbers(), dtype=torch.float64)
+            known = [self._last_metrics[name] for name in sorted(self._last_metrics)]
+            mine[REPORT_SIZE : REPORT_SIZE + len(known)] = torch.tensor(known, dtype=torch.float64)
+            try:
+                self._engine.run(KEY, "meeting", self._gathering(mine, rows), BOUNDARY_SECONDS)
+            except EpochBroken:
+                order = None
+                continue
+            reports = [Report.read(row) for row in rows[:, :REPORT_SIZE].tolist()]
+            resolution = agreement.resolve(reports, start=order.event.kind == "start")
+            self._resolution = resolution
+            self._meeting_seconds = time.monotonic() - started
+            self._meeting_started = started
+            told = rows[resolution.ahead[0], REPORT_SIZE : REPORT_SIZE + len(names)].tolist()
+            return resolution, dict(zip(names, told, strict=True))
+
+    def _adopt(self, order: Order) -> None:
+        until = time.monotonic() + 60.0
+        while True:
+            try:
+                self.session.adopt(order)
+                return
+            except LinkError as error:
+                if time.monotonic() > until or "still open" not in str(error):
+                    raise JobError(
+                        f"rank {self.session.rank} cannot enter epoch {order.epoch}: {error}"
+                    ) from error
+                time.sleep(0.001)
+
+    def _gathering(self, mine: torch.Tensor, rows: torch.Tensor) -> Callable[[], Steps]:
+        """The walk that brings every rank's ``mine`` into the rows of ``rows``."""
+        group = self._group()
+        gather = walks.all_gather if group.size <= MESH_LIMIT else tree_walks.all_gather
+        return lambda: gather(group, mine, list(rows.unbind(0)), tag_of("meeting"))
+
+    # -- the start of a job --------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Join the first epoch of a job that starts from nothing."""
+        self.session.communicator.close_gate()
+        self._meet([])
+        self._resolution = None
+        self._say_adopted(0.0, 0.0, 0, 0, "")
+        self.session.communicator.open_gate()
+
+    # -- settling ------------------------------------------------------------------------------
+
+    def settle(self, *, joining: bool = False) -> Settled | None:
+        """Between two iterations: carry out what was agreed. None when nothing had changed.
+
+        Args:
+            joining: this rank comes from the sandbox and enters its first epoch.
+        """
+        if not (joining or self._resolution or self._switch_to or self._engine.broken):
+            return None
+        began = time.time()
+        self.session.communicator.close_gate()
+        while True:
+            if self._resolution is None:
+                self._pending = -1
+                self._meet([], self._agreed_order())
+            assert self._resolution is not None
+            assert self.session.order is not None
+            resolution, order = self._resolution, self.session.order
+            self._resolution, self._switch_to = None, 0
+            try:
+                settled = self._settle(order, resolution, began)
+            except EpochBroken as error:
+                log.info("settling epoch %d broke: %s", order.epoch, error)
+                continue
+            self.session.communicator.open_gate()
+            return settled
+
+    def _agreed_order(self) -> Order | None:
+        """The order that the vote agreed on, if this rank has a place in it and it still stands."""
+        epoch, self._switch_to = self._switch_to, 0
+        if not epoch:
+            return None
+        order = self.session.order_for(epoch)
+        return order if order.plan is not None else None
+
+    def _settle(self, order: Order, resolution: Resolution, began: float) -> Settled:
+        started = time.monotonic()
+        joiner = self.session.rank in resolution.joiners
+        received = sent = 0
+        source = ""
+        if resolution.joiners:
+            received, sent, source = self._copy(order, resolution)
+        copied = time.monotonic()
+        if resolution.joiners:
+            self._compare(resolution)
+        private = self.mine
+        group = self._group()
+        self._engine.run(
+            KEY, "mirror", lambda: self._mirror(group, resolution.committed, private), BOUNDARY_SECONDS
+        )
+        ended = time.monotonic()
+        self.history = True
+        links = sorted(item for item in order.state_links() if self.session.rank in (item.low, item.high))
+        table = self._engine.table
+        self._engine.call(lambda: table.drop(links))
+        self._say_adopted(copied - started, ended - copied, received, sent, source)
+        return Settled(
+            order.epoch, joiner, began, time.time(), self._meeting_seconds, copied - started, ended - copied
+        )
+
+    def _copy(self, order: Order, resolution: Resolution) -> tuple[int, int, str]:
+        """Send my share to every joiner, or receive all shares. Returns bytes in, bytes out, sources."""
+        group = self._group(STATE)
+        tensors = [tensor for _, tensor in self.tracked.tensors()]
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        me = self.session.rank
+        sources = {
+            joiner: [rank for rank in order.sources(joiner) if rank in resolution.members]
+            for joiner in resolution.joiners
+        }
+        for joiner, ranks in sources.items():
+            guardian = guardian_of(joiner, group.size, order.layout.ranks_per_machine)
+            if guardian not in ranks:
+                raise JobError(
+                    f"the private state of rank {joiner} is lost: its guardian, rank {guardian}, left with it; "
+                    "restart the job from its last checkpoint"
+                )
+        if me in resolution.joiners:
+            mine = sources[me]
+            self._engine.run(
+                KEY, "state copy", lambda: self._receive(group, mine, tensors, sizes), BOUNDARY_SECONDS
+            )
+            self.committed = resolution.committed
+            return sum(sizes), 0, ", ".join(f"rank {rank}" for rank in mine)
+        private = self._wards.get(resolution.committed, b"")
+        shared = self.tracked.shared_values()
+        self._engine.run(
+            KEY,
+            "state copy",
+            lambda: self._send(group, sources, shared, private, tensors, sizes),
+            BOUNDARY_SECONDS,
+        )
+        cuts = [
+            transfer.shares(sizes, len(ranks))[ranks.index(me)] for ranks in sources.values() if me in ranks
+        ]
+        return 0, sum(piece.end - piece.start for cut in cuts for piece in cut), ""
+
+    def _send(
+        self,
+        group: Group,
+        sources: dict[int, list[int]],
+        shared: bytes,
+        private: bytes,
+        tensors: list[torch.Tensor],
+        sizes: list[int],
+    ) -> Steps:
+        started = []
+        for joiner, ranks in sources.items():
+            if group.me not in ranks:
+                continue
+            if group.me == ranks[0]:
+                started += transfer.send_small(group, joiner, shared)
+                started += transfer.send_small(group, joiner, private)
+            cut = transfer.shares(sizes, len(ranks))
+            started += transfer.send(group, joiner, cut[ranks.index(group.me)], tensors)
+        yield started
+
+    def _receive(
+        self, group: Group, sources: list[int], tensors: list[torch.Tensor], sizes: list[int]
+    ) -> Steps:
+        shared = yield from transfer.receive_small(group, sources[0])
+        private = yield from transfer.receive_small(group, sources[0])
+        if not private:
+            raise JobError(f"rank {sources[0]} does not hold the private state of rank {group.me}")
+        self.tracked.load_shared_values(shared)
+        self.mine = private
+        yield from transfer.receive(group, sources, transfer.shares(sizes, len(sources)), tensors)
+
+    def _compare(self, resolution: Resolution) -> None:
+        """Every rank's digest must be the same before the joiner counts as a member."""
+        comm = self.session.communicator
+        mine = torch.frombuffer(bytearray.fromhex(self.tracked.digest()), dtype=torch.uint8)
+        rows = torch.zeros(comm.world_size, mine.numel(), dtype=torch.uint8)
+        self._engine.run(KEY, "digests", self._gathering(mine, rows), BOUNDARY_SECONDS)
+        reference = rows[resolution.members[0]]
+        wrong = [rank for rank in range(comm.world_size) if not torch.equal(rows[rank], reference)]
+        if comm.rank in wrong:
+            raise JobError(
+                f"after the state copy of epoch {self._engine.epoch} rank {comm.rank} differs from rank "
+                f"{resolution.members[0]} (ranks that differ: {wrong}); it leaves rather than train on"
+            )
+        if wrong:
+            log.error(
+                "after the state copy of epoch %d ranks %s differ; they leave", self._engine.epoch, wrong
+            )
+        if comm.rank in resolution.joiners:
+            self.tracked.load_private_values(self.mine)
+
+    def _say_adopted(self, copy: float, verify: float, received: int, sent: int, source: str) -> None:
+        self.session.say(
+            SwitchAdopted(
+                epoch=self._engine.epoch,
+                rank=self.session.rank,
+                machine=self.session.env.machine,
+                step=self.committed,
+                switch_seconds=self._meeting_seconds,
+                copy_seconds=copy,
+                verify_seconds=verify,
+                bytes_received=received,
+                bytes_sent=sent,
+                source=source,
+            )
+        )
+
+
+def _tally(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Combine two ballots: the minimum of the votes, the sum of the metrics."""
+    torch.minimum(left[:BALLOT_SIZE], right[:BALLOT_SIZE], out=out[:BALLOT_SIZE])
+    torch.add(left[BALLOT_SIZE:], right[BALLOT_SIZE:], out=out[BALLOT_SIZE:])

@@ -1,0 +1,86 @@
+"""What a rank process is told by its machine, read once from the environment.
+
+Names with ``TRAINMOVER_`` are ours; the others are torchrun's, so that a script finds what it
+expects.  Without ``TRAINMOVER_SOCKET`` the script runs without TrainMover (torchrun, plain
+python) and :func:`read` returns None.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainmover.errors import ConfigError
+from trainmover.faults import FaultSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A rank's place in the job.
+
+    Attributes:
+        mode: ``live``, or ``sandbox`` on a standby that warms up.
+        generation: counts the job's starts from nothing.
+        record: whether this rank records its collective results for standbys.
+        recording: folder of the recording that a sandbox plays.
+        secret: the job's secret for the links' handshake.
+    """
+
+    socket: str
+    job: str
+    machine: str
+    incarnation: str
+    slot: int
+    rank: int
+    world_size: int
+    ranks_per_machine: int
+    mode: str
+    generation: int
+    run_dir: Path
+    secret: bytes
+    host: str
+    record: bool
+    recording: Path | None
+    warmup_steps: int
+    faults: tuple[FaultSpec, ...]
+
+
+def read(environ: Mapping[str, str] | None = None) -> Environment | None:
+    """The environment of a rank under TrainMover, or None outside it.
+
+    Raises:
+        ConfigError: a variable is missing or malformed.
+    """
+    env = os.environ if environ is None else environ
+    if "TRAINMOVER_SOCKET" not in env:
+        return None
+    try:
+        recording = env.get("TRAINMOVER_RECORDING", "")
+        specs = [text for text in env.get("TRAINMOVER_FAULTS", "").split(";") if text]
+        return Environment(
+            socket=env["TRAINMOVER_SOCKET"],
+            job=env["TRAINMOVER_JOB"],
+            machine=env["TRAINMOVER_MACHINE"],
+            incarnation=env["TRAINMOVER_INCARNATION"],
+            slot=int(env["LOCAL_RANK"]),
+            rank=int(env["RANK"]),
+            world_size=int(env["WORLD_SIZE"]),
+            ranks_per_machine=int(env["TRAINMOVER_RANKS_PER_MACHINE"]),
+            mode=env["TRAINMOVER_MODE"],
+            generation=int(env["TRAINMOVER_GENERATION"]),
+            run_dir=Path(env["TRAINMOVER_RUN_DIR"]),
+            secret=bytes.fromhex(env["TRAINMOVER_SECRET"]),
+            host=env.get("TRAINMOVER_HOST", "127.0.0.1"),
+            record=env.get("TRAINMOVER_RECORD", "0") == "1",
+            recording=Path(recording) if recording else None,
+            warmup_steps=int(env.get("TRAINMOVER_WARMUP_STEPS", "2")),
+            faults=tuple(FaultSpec.parse(text) for text in specs),
+        )
+    except KeyError as error:
+        raise ConfigError(
+            f"the environment of a rank lacks {error}; start scripts with `trainmover run`"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"the environment of a rank is malformed: {error}") from error

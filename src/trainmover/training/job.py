@@ -1,0 +1,201 @@
+"""A training job as the user's script sees it: ``join``, ``track``, ``steps``.
+
+    job = trainmover.join()
+    job.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    for step in job.steps(1000):
+        loss = model(*data.next_batch())
+        loss.backward()
+        step.log(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+Read :meth:`Job.steps` for the life of an iteration.  The same script runs under torchrun and plain
+python, where every step simply commits.  One iteration is one optimizer step; collectives that
+change the state belong before ``optimizer.step()``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from trainmover.errors import ConfigError
+from trainmover.training.boundary import Verdict
+from trainmover.training.guards import guard
+from trainmover.training.state import TrackedState
+
+log = logging.getLogger(__name__)
+
+
+class Step:
+    """One iteration. Usable as a number: ``int(step)``, ``f"{step}"``, ``step % 10``."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        self.index = index
+        self.metrics: dict[str, float] = {}
+        """What was logged; after the vote, the means over all ranks."""
+        self._job = job
+        self.verdict: Verdict | None = None
+
+    @property
+    def committed(self) -> bool:
+        """True once the ranks have agreed that this step counts (after ``optimizer.step()``)."""
+        return self.verdict is not None and self.verdict.commit
+
+    def log(self, **metrics: float | torch.Tensor) -> None:
+        """Log numbers of this step; they are averaged over the ranks when the step commits.
+
+        Raises:
+            ConfigError: called after ``optimizer.step()``, when the step is decided already.
+        """
+        if self.verdict is not None:
+            raise ConfigError("step.log() comes too late: call it before optimizer.step()")
+        for name, value in metrics.items():
+            self.metrics[name] = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+
+    def __int__(self) -> int:
+        return self.index
+
+    __index__ = __int__
+
+    def __format__(self, spec: str) -> str:
+        return format(self.index, spec)
+
+    def __str__(self) -> str:
+        return str(self.index)
+
+    def __mod__(self, other: int) -> int:
+        return self.index % other
+
+    def __eq__(self, other: object) -> bool:
+        return self.index == (other.index if isinstance(other, Step) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.index)
+
+
+class Course(Protocol):
+    """How iterations run here: live, in the sandbox, or without TrainMover."""
+
+    def positions(self, total: int) -> Iterator[int]:
+        """The index of each iteration to run, in order; a void one comes again."""
+
+    def vote(self, metrics: dict[str, float]) -> Verdict:
+        """Decide the iteration that runs."""
+
+
+class Job:
+    """The running job. Made by :func:`join`."""
+
+    def __init__(self, course: Course, tracked: TrackedState) -> None:
+        self._course = course
+        self._tracked = tracked
+        self._step: Step | None = None
+
+    @property
+    def rank(self) -> int:
+        """Own global rank. A property: a promoted standby takes the rank of the one it replaces."""
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; never changes."""
+        return dist.get_world_size()
+
+    @property
+    def local_rank(self) -> int:
+        """Own slot on this machine."""
+        return int(os.environ.get("LOCAL_RANK", "0"))
+
+    def track(self, **things: Any) -> None:
+        """Name what makes up the training state.
+
+        Modules, optimizers, schedulers and scalers are the same on all replicas and are copied to a
+        joiner; anything else (a data loader, say) belongs to its rank: a joiner receives what the
+        lost rank had.
+
+        Raises:
+            ConfigError: an object has no ``state_dict`` and ``load_state_dict``, or holds what
+                cannot travel as plain data.
+        """
+        for name, thing in things.items():
+            self._tracked.add(name, thing)
+            if name in self._tracked.optimizers or isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+                guard(thing, self._decide)
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """Iterate until ``total`` steps are committed.
+
+        Each iteration runs the body once.  ``optimizer.step()`` inside asks all ranks whether the
+        step counts; when it does not (a machine died in it), the optimizer and the scheduler do
+        nothing, state and data position are put back, and the next iteration is the same step
+        again.  Between two iterations machines may change places.
+        """
+        for index in self._course.positions(total):
+            self._step = Step(self, index)
+            yield self._step
+            self._decide()
+        self._step = None
+
+    def _decide(self) -> bool:
+        step = self._step
+        if step is None:
+            return True
+        if step.verdict is None:
+            step.verdict = self._course.vote(step.metrics)
+            step.metrics.update(step.verdict.metrics)
+        return step.verdict.commit
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over parameters, buffers, optimizer and scheduler state, in a fixed order."""
+        return self._tracked.digest()
+
+
+class PlainCourse:
+    """Iterations without TrainMover: all commit."""
+
+    def positions(self, total: int) -> Iterator[int]:
+        yield from range(total)
+
+    def vote(self, metrics: dict[str, float]) -> Verdict:
+        return Verdict(True, dict(metrics))
+
+
+def join(backend: str | None = None, timeout: float = 1800.0) -> Job:
+    """Join the job: initialise ``torch.distributed`` and return the job.
+
+    Under ``trainmover run`` the process group's backend is ``trainmover``.  Under torchrun it is
+    ``backend`` (default: nccl where there is CUDA, else gloo); under plain python a group of one.
+
+    Args:
+        backend: torch backend to use outside TrainMover.
+        timeout: seconds that one collective call may take.
+
+    Raises:
+        ConfigError: torch.distributed was initialised before.
+        JobError: the job ended before this rank could join it.
+    """
+    from trainmover.training.environment import read
+
+    if dist.is_initialized():
+        raise ConfigError("call trainmover.join() instead of torch.distributed.init_process_group()")
+    tracked = TrackedState()
+    env = read()
+    if env is not None:
+        from trainmover.training.live import join_live
+
+        return Job(join_live(env, tracked, timeout), tracked)
+    kind = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
+        dist.init_process_group(kind, timeout=timedelta(seconds=timeout))
+    else:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    return Job(PlainCourse(), tracked)

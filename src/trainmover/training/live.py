@@ -1,0 +1,320 @@
+"""Iterations under TrainMover: the live course, and the sandbox that leads into it.
+
+A live rank loops: settle what changed, run the body, vote.  A standby first runs *shadow*
+iterations on recorded results, parks at the boundary until its machine is given a place, receives
+the state of the rank it becomes, and from there on is a live rank like any other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from trainmover.ccl import backend
+from trainmover.errors import ConfigError
+from trainmover.events.catalogue import (
+    MoveRequested,
+    RankFinished,
+    RecordingReady,
+    StandbyParked,
+    StepSample,
+    TrainingResumed,
+    TrainingStarted,
+)
+from trainmover.faults import FaultSpec
+from trainmover.sandbox.player import Player
+from trainmover.sandbox.recorder import Recorder
+from trainmover.training.boundary import Boundary, Settled, Verdict
+from trainmover.training.environment import Environment
+from trainmover.training.session import Session
+from trainmover.training.state import TrackedState
+from trainmover.training.steplog import StepLog, peak_rss_bytes
+
+log = logging.getLogger(__name__)
+
+COMPLETION_SECONDS = 900.0
+"""Longest wait, after the last step, for the other ranks and the switcher."""
+
+
+class LiveCourse:
+    """The iterations of one rank process."""
+
+    def __init__(self, session: Session, tracked: TrackedState, player: Player | None) -> None:
+        self._session = session
+        self._env = session.env
+        self._tracked = tracked
+        self._boundary = Boundary(session, tracked)
+        self._log = StepLog(session.env.run_dir, session.env.machine, session.env.slot)
+        self._player = player
+        self._recorder: Recorder | None = None
+        self._shadowing = player is not None
+        self._index = 0
+        self._started = 0.0
+        self._cpu_started = 0.0
+        self._voted = 0.0
+        self._metrics: dict[str, float] = {}
+        self._first = player is None
+        self._rebuilt = False
+        self._resumed = False
+        self._done_faults: set[FaultSpec] = set()
+        self._born = time.monotonic()
+        if session.env.record and player is None:
+            self._record()
+
+    def begin(self) -> None:
+        """Enter the job's first epoch (a live rank of a job that starts from nothing)."""
+        self._boundary.begin()
+
+    # -- the iterations ------------------------------------------------------------------------
+
+    def positions(self, total: int) -> Iterator[int]:
+        """See :meth:`trainmover.training.job.Course.positions`."""
+        built = time.monotonic()
+        if self._player is not None:
+            yield from self._shadow(self._player, total)
+            self._park(self._player, built)
+            self._note_switch(self._boundary.settle(joining=True))
+        else:
+            self._tracked.private_values()
+            self._boundary.mine = self._tracked.private_values()
+            self._end_phase(True)
+        while True:
+            self._note_switch(self._boundary.settle())
+            if self._boundary.committed >= total:
+                if self._finish():
+                    return
+                continue
+            yield from self._iteration(self._boundary.committed)
+
+    def _iteration(self, index: int) -> Iterator[int]:
+        self._index, self._voted = index, 0.0
+        self._tracked.keep()
+        self._hit_faults(index)
+        self._started, self._cpu_started = time.time(), time.thread_time()
+        yield index
+        if self._boundary.committed > index:
+            self._tracked.settle_random()
+            self._note_step(index)
+            self._end_phase(True)
+            self._rebuild()
+        else:
+            self._tracked.put_back()
+            self._tracked.load_private_values(self._boundary.mine)
+            self._log.write("void", step=index, epoch=self._session.engine.epoch)
+            self._end_phase(False)
+
+    def vote(self, metrics: dict[str, float]) -> Verdict:
+        """See :meth:`trainmover.training.job.Course.vote`."""
+        if self._shadowing:
+            return Verdict(True, dict(metrics))
+        self._slow_down()
+        verdict = self._boundary.vote(metrics)
+        self._voted = time.time()
+        self._metrics = verdict.metrics
+        if verdict.commit and self._session.rank == 0:
+            self._say_progress()
+        return verdict
+
+    def _say_progress(self) -> None:
+        epoch = self._session.engine.epoch
+        if self._boundary.committed == 1:
+            groups = {info.name: info.ranks for info in self._session.communicator.groups.values()}
+            self._session.say(
+                TrainingStarted(generation=self._env.generation, epoch=epoch, step=1, groups=groups)
+            )
+        if self._resumed:
+            self._resumed = False
+            self._session.say(TrainingResumed(epoch=epoch, step=self._boundary.committed))
+
+    def _finish(self) -> bool:
+        """All steps are committed. False: the membership changes once more before the end."""
+        self._session.say(
+            RankFinished(
+                machine=self._env.machine,
+                slot=self._env.slot,
+                rank=self._session.rank,
+                step=self._boundary.committed,
+                digest=self._tracked.digest(),
+                peak_rss_bytes=peak_rss_bytes(),
+            )
+        )
+        return self._session.wait_for_end(COMPLETION_SECONDS)
+
+    # -- the sandbox ---------------------------------------------------------------------------
+
+    def _shadow(self, player: Player, total: int) -> Iterator[int]:
+        player.next_phase()
+        for index in range(min(player.steps, total)):
+            yield index
+            player.next_phase()
+            self._rebuild()
+        self._shadowing = False
+
+    def _park(self, player: Player, built: float) -> None:
+        now = time.monotonic()
+        self._session.say(
+            StandbyParked(
+                machine=self._env.machine,
+                incarnation=self._env.incarnation,
+                slot=self._env.slot,
+                generation=self._env.generation,
+                shadow_steps=player.steps,
+                seconds={
+                    "start": _process_age() - (now - self._born),
+                    "build": built - self._born,
+                    "shadow": now - built,
+                },
+            )
+        )
+        self._session.wait_for_epoch()
+        self._session.communicator.player = None
+        os.environ["RANK"] = os.environ["ROLE_RANK"] = str(self._session.rank)
+        os.environ["GROUP_RANK"] = str(self._session.rank // self._env.ranks_per_machine)
+        self._first = True
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        env = self._env
+        folder = env.run_dir / "recordings" / f"g{env.generation}" / f"{env.machine}-{env.slot}"
+
+        def whole(size: int) -> None:
+            self._session.say(
+                RecordingReady(
+                    machine=env.machine,
+                    slot=env.slot,
+                    generation=env.generation,
+                    path=str(folder),
+                    steps=env.warmup_steps,
+                    bytes=size,
+                )
+            )
+
+        self._recorder = Recorder(folder, env.warmup_steps, whole)
+        self._session.communicator.tap = self._recorder
+
+    def _end_phase(self, committed: bool) -> None:
+        if self._recorder is None:
+            return
+        if not committed:
+            self._recorder.drop_phase()
+        elif not self._recorder.end_phase():
+            self._recorder = self._session.communicator.tap = None
+
+    def _rebuild(self) -> None:
+        """After the first step of this process: let DDP settle its buckets at the same point everywhere."""
+        if self._rebuilt:
+            return
+        self._rebuilt = True
+        if self._player is not None:
+            self._player.lenient = True
+        self._tracked.rebuild_buckets()
+        if self._player is not None:
+            self._player.lenient = False
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    def _note_step(self, index: int) -> None:
+        now, epoch, rank = time.time(), self._session.engine.epoch, self._session.rank
+        rss, metrics = peak_rss_bytes(), self._metrics
+        self._log.write(
+            "step",
+            step=index,
+            epoch=epoch,
+            rank=rank,
+            start=self._started,
+            end=self._voted,
+            seconds=now - self._started,
+            loss=metrics.get("loss"),
+            metrics=metrics,
+            rss=rss,
+            first=self._first,
+        )
+        self._first = False
+        if self._env.slot == 0:
+            self._session.say(
+                StepSample(
+                    machine=self._env.machine,
+                    rank=rank,
+                    epoch=epoch,
+                    step=index,
+                    seconds=now - self._started,
+                    metrics=metrics,
+                    peak_rss_bytes=rss,
+                )
+            )
+
+    def _note_switch(self, settled: Settled | None) -> None:
+        if settled is None:
+            return
+        self._resumed = True
+        self._log.write(
+            "switch",
+            epoch=settled.epoch,
+            step=self._boundary.committed,
+            start=settled.started,
+            end=settled.ended,
+            switch_seconds=settled.switch_seconds,
+            copy_seconds=settled.copy_seconds,
+            verify_seconds=settled.verify_seconds,
+            joiner=settled.joiner,
+            rss=peak_rss_bytes(),
+        )
+
+    # -- faults --------------------------------------------------------------------------------
+
+    def _hit_faults(self, index: int) -> None:
+        for fault in self._env.faults:
+            if (
+                fault.step != index
+                or self._env.slot != 0
+                or fault in self._done_faults
+                or fault.kind == "slow"
+            ):
+                continue
+            self._done_faults.add(fault)
+            self._log.write("fault", spec=str(fault), step=index)
+            if fault.kind == "move":
+                self._session.say(MoveRequested(machine=self._env.machine, reason="fault injection"))
+            else:
+                os.killpg(os.getpgrp(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+
+    def _slow_down(self) -> None:
+        for fault in self._env.faults:
+            if fault.kind == "slow" and fault.factor is not None and self._index >= fault.step:
+                time.sleep((time.thread_time() - self._cpu_started) * (fault.factor - 1.0))
+
+
+def _process_age() -> float:
+    """Seconds since this process was started by the system."""
+    with open("/proc/self/stat", encoding="utf-8") as file:
+        ticks = int(file.read().rsplit(")", 1)[1].split()[19])
+    with open("/proc/uptime", encoding="utf-8") as file:
+        return float(file.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def join_live(env: Environment, tracked: TrackedState, timeout: float) -> LiveCourse:
+    """Join a job under TrainMover, as a live rank or into the sandbox."""
+    session = Session(env, timeout)
+    player = None
+    if session.sandbox:
+        if env.recording is None:
+            raise ConfigError("a sandbox rank needs TRAINMOVER_RECORDING")
+        player = Player(env.recording)
+        session.communicator.player = player
+    backend.register()
+    backend.install(session.communicator)
+    course = LiveCourse(session, tracked, player)
+    atexit.register(session.close)
+    session.start()
+    if player is None:
+        course.begin()
+    dist.init_process_group(backend.NAME, store=HashStore(), rank=env.rank, world_size=env.world_size)
+    return course

@@ -1,0 +1,208 @@
+"""The state of a rank: what it is made of, how it is kept, compared and put in place.
+
+Three kinds.  *Tensors*: parameters, buffers and the optimizers' tensors, shared by all replicas;
+they are copied straight into place.  *Shared values*: the rest of what replicas have in common
+(hyper-parameters, schedulers, scalers, the step number), small.  *Private values*: what belongs
+to one rank alone (random generators, data position, anything else tracked), small; a guardian on
+another machine keeps a copy of them, see :mod:`trainmover.training.boundary`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainmover.ccl.walks import as_bytes
+from trainmover.errors import ConfigError, JobError
+from trainmover.training import plainly, randomness
+
+SHARED_TYPES: tuple[type, ...] = (LRScheduler, torch.amp.GradScaler)
+
+
+class TrackedState:
+    """Everything that the script asked to track."""
+
+    def __init__(self) -> None:
+        self.modules: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self.shared: dict[str, Any] = {}
+        self.private: dict[str, Any] = {}
+        self._shadow: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._random: dict[str, Any] = {}
+
+    def add(self, name: str, thing: Any) -> None:
+        """Track one more object.
+
+        Raises:
+            ConfigError: the name is taken or the object has no state_dict / load_state_dict.
+        """
+        if any(name in kind for kind in (self.modules, self.optimizers, self.shared, self.private)):
+            raise ConfigError(f"something named {name!r} is tracked already")
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise ConfigError(
+                f"cannot track {name!r}: {type(thing).__name__} has no state_dict and load_state_dict"
+            )
+        if isinstance(thing, nn.Module):
+            self.modules[name] = thing
+        elif isinstance(thing, Optimizer):
+            self.optimizers[name] = thing
+        elif isinstance(thing, SHARED_TYPES):
+            self.shared[name] = thing
+        else:
+            self.private[name] = thing
+            plainly.pack(thing.state_dict(), name)
+
+    # -- tensors -------------------------------------------------------------------------------
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """All shared tensors with their names, in an order that is the same on every replica."""
+        found = [(f"{name}.{key}", tensor) for name, tensor, key in self._module_tensors()]
+        for name, optimizer in self.optimizers.items():
+            for index, (key, value) in self._optimizer_items(optimizer):
+                if isinstance(value, torch.Tensor):
+                    found.append((f"{name}.{index}.{key}", value))
+        return found
+
+    def _module_tensors(self) -> Iterator[tuple[str, torch.Tensor, str]]:
+        for name, module in self.modules.items():
+            for key, parameter in module.named_parameters():
+                yield name, parameter.detach(), key
+            for key, buffer in module.named_buffers():
+                yield name, buffer, key
+
+    @staticmethod
+    def _optimizer_items(optimizer: Optimizer) -> Iterator[tuple[int, tuple[str, Any]]]:
+        index = 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for key in sorted(optimizer.state.get(parameter, {})):
+                    yield index, (key, optimizer.state[parameter][key])
+                index += 1
+
+    def schema(self) -> str:
+        """A digest of the tensors' names, dtypes and shapes: equal on ranks that can replace each other."""
+        text = "\n".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in self.tensors())
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    # -- shared values -------------------------------------------------------------------------
+
+    def shared_values(self) -> bytes:
+        """The small state that replicas have in common."""
+        optimizers: dict[str, Any] = {}
+        for name, optimizer in self.optimizers.items():
+            groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            scalars = [
+                [index, key, value]
+                for index, (key, value) in self._optimizer_items(optimizer)
+                if not isinstance(value, torch.Tensor)
+            ]
+            optimizers[name] = {"groups": groups, "scalars": scalars}
+        others = {name: thing.state_dict() for name, thing in self.shared.items()}
+        return plainly.pack({"schema": self.schema(), "optimizers": optimizers, "others": others}, "job")
+
+    def load_shared_values(self, data: bytes) -> None:
+        """Put another replica's shared values in place.
+
+        Raises:
+            JobError: its tensors differ from this rank's in name, dtype or shape.
+        """
+        values = plainly.unpack(data)
+        if values["schema"] != self.schema():
+            raise JobError(
+                "this rank's model and optimizer do not have the tensors of the rank it replaces; "
+                "does the script build something else on this machine?"
+            )
+        for name, saved in values["optimizers"].items():
+            optimizer = self.optimizers[name]
+            for group, fresh in zip(optimizer.param_groups, saved["groups"], strict=True):
+                group.update(fresh)
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for index, key, value in saved["scalars"]:
+                optimizer.state[parameters[index]][key] = value
+        for name, saved in values["others"].items():
+            self.shared[name].load_state_dict(saved)
+
+    # -- private values ------------------------------------------------------------------------
+
+    def private_values(self) -> bytes:
+        """The small state that belongs to this rank alone."""
+        things = {name: thing.state_dict() for name, thing in self.private.items()}
+        self._random = randomness.capture()
+        return plainly.pack({"random": self._random, "things": things}, "job")
+
+    def load_private_values(self, data: bytes) -> None:
+        """Put a rank's private values in place (its own earlier ones, or those of the rank it becomes)."""
+        values = plainly.unpack(data)
+        for name, saved in values["things"].items():
+            self.private[name].load_state_dict(saved)
+        randomness.restore(values["random"])
+
+    def settle_random(self) -> None:
+        """Set the generators to what the step was voted with.
+
+        Numbers drawn after the vote (an evaluation, say) must not shift the training's, because a
+        rank that takes over from the voted state has not drawn them.
+        """
+        if self._random and randomness.capture() != self._random:
+            randomness.restore(self._random)
+
+    # -- void and redo -------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Remember what a step may change before its vote: buffers (forward passes write them)."""
+        buffers = [tensor for module in self.modules.values() for tensor in module.buffers()]
+        if len(buffers) != len(self._shadow) or any(
+            a is not b for a, (b, _, _) in zip(buffers, self._shadow, strict=False)
+        ):
+            self._shadow = [(tensor, tensor.detach().clone(), tensor._version) for tensor in buffers]
+            return
+        for i, (tensor, copy, version) in enumerate(self._shadow):
+            if tensor._version != version:
+                copy.copy_(tensor)
+                self._shadow[i] = (tensor, copy, tensor._version)
+
+    def put_back(self) -> None:
+        """Undo what a void step changed: buffers back, gradients dropped."""
+        with torch.no_grad():
+            for i, (tensor, copy, version) in enumerate(self._shadow):
+                if tensor._version != version:
+                    tensor.copy_(copy)
+                    self._shadow[i] = (tensor, copy, tensor._version)
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    # -- comparing -----------------------------------------------------------------------------
+
+    def digest(self) -> str:
+        """SHA-256 over parameters, buffers and optimizer tensors, then the shared values."""
+        found = hashlib.sha256()
+        for name, tensor in self.tensors():
+            found.update(name.encode())
+            found.update(tensor_bytes(tensor))
+        found.update(self.shared_values())
+        return found.hexdigest()
+
+    def rebuild_buckets(self) -> None:
+        """Let every DistributedDataParallel settle its bucket order now.
+
+        DDP does so in the forward pass after its first backward, with broadcasts from rank 0.  Done
+        here, at the first boundary, it happens at the same point on every rank whatever breaks, and
+        a joiner that replays the recording arrives with the same order.
+        """
+        for module in self.modules.values():
+            for part in module.modules():
+                if isinstance(part, DistributedDataParallel):
+                    part.reducer._rebuild_buckets()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """A tensor's content as bytes; without a copy when it is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return as_bytes(flat) if flat.numel() else memoryview(b"")
