@@ -36,6 +36,7 @@ from trainmover.errors import BusError, ConfigError, TrainMoverError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Bus
 from trainmover.events.envelope import Envelope
+from trainmover.events.log import read_stream, write_log
 from trainmover.events.nats_bus import NatsBus
 from trainmover.events.server import NatsServer
 from trainmover.faults import FaultSpec
@@ -107,7 +108,7 @@ class LocalRun:
         self._notice = notice
         self._secret = secrets.token_hex(32)
         self._server: NatsServer | None = None
-        self._bus: Bus | None = None
+        self._bus: NatsBus | None = None
         self._url = config.bus or ""
         self._services: dict[str, Child] = {}
         self._machines: dict[str, Child] = {}
@@ -311,8 +312,7 @@ class LocalRun:
             services = [child.end(SERVICE_PATIENCE) for child in self._services.values()]
             await asyncio.gather(*services)
             if self._bus is not None:
-                with contextlib.suppress(BusError):
-                    await self._bus.flush(2.0)
+                await self._export(self._bus)
                 await self._bus.close()
         finally:
             for task in tuple(self._keepers):
@@ -323,6 +323,14 @@ class LocalRun:
             if self._server is not None:
                 self._server.stop()
             registry.unregister(self.job)
+
+    async def _export(self, bus: NatsBus) -> None:
+        """Keep the log of the job as a file: the server's store is only for the server."""
+        try:
+            await bus.flush(2.0)
+            write_log(self.run_dir.events, await read_stream(bus))
+        except (BusError, OSError) as error:
+            self._notice(f"the event log could not be written: {error}")
 
     async def _end_machines(self) -> None:
         """Machines leave by themselves when the job is over; who does not is made to."""

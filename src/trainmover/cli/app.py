@@ -1,0 +1,48 @@
+"""The command line put together; each command lives in a file of its own idea."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainmover import __version__
+from trainmover.cli import events, operate, programs, run
+
+SCRIPT_CONTEXT = {"allow_interspersed_args": False}
+"""Options after SCRIPT are the script's own."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Replace a machine inside a running synchronous training job, bit for bit.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """See the help of the app above; this only carries options that belong to no command."""
+
+
+TRAIN, WATCH, PARTS = "Train", "Watch and operate", "Parts of a cluster"
+
+app.command(rich_help_panel=TRAIN, context_settings=SCRIPT_CONTEXT)(run.run)
+app.command(rich_help_panel=TRAIN)(run.demo)
+app.command(rich_help_panel=WATCH)(operate.status)
+app.command(rich_help_panel=WATCH)(operate.move)
+app.add_typer(events.events, name="events", rich_help_panel=WATCH)
+app.command(rich_help_panel=WATCH)(events.decode)
+app.command(rich_help_panel=PARTS)(programs.service)
+app.command(rich_help_panel=PARTS)(programs.machine)

@@ -1,0 +1,101 @@
+"""``trainmover service`` and ``trainmover machine``: the programs a cluster consists of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from trainmover.cli.access import Access, BusOption, JobOption, find
+
+
+class Service(StrEnum):
+    """The four services."""
+
+    HEALTH = "health"
+    STANDBY = "standby"
+    PLANNER = "planner"
+    SWITCHER = "switcher"
+
+
+def service(
+    name: Annotated[Service, typer.Argument(help="Which one.", show_default=False)],
+    bus: BusOption = None,
+    job: JobOption = None,
+) -> None:
+    """Run one of the four services of a job until it is told to stop.
+
+    A service may be killed at any moment and started again: it carries on from the log.
+    """
+    from trainmover.services import serve
+
+    start_logging()
+    access = find(bus, job)
+    serve(name.value, access.bus, access.job)
+
+
+def machine(
+    bus: BusOption = None,
+    slots: Annotated[int, typer.Option(min=1, max=64, metavar="K", help="Most ranks to run here.")] = 1,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="Unique in the job. Default: from the host."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address at which other machines reach this one's ranks.")
+    ] = "127.0.0.1",
+    job: JobOption = None,
+) -> None:
+    """Let this computer join a job as one machine: as a member or, once that is full, as a standby.
+
+    Exit codes: 0 the job completed or this machine was released; 1 the job failed; 3 this machine was
+    declared dead and has ended its ranks.
+    """
+    start_logging()
+    access = find(bus, job, secret=True)
+    # Faults and the end of a run are for the whole process group, so it must be this machine's own.
+    if os.getpgrp() != os.getpid():
+        with contextlib.suppress(PermissionError):
+            os.setpgid(0, 0)
+    raise typer.Exit(asyncio.run(_machine(access, name or machine_name(), slots, host)))
+
+
+async def _machine(access: Access, name: str, slots: int, host: str) -> int:
+    from trainmover.events.nats_bus import NatsBus
+    from trainmover.machine.agent import Agent, MachineConfig
+
+    bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}")
+    try:
+        agent = Agent(bus, MachineConfig(name, slots, host, access.secret))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, agent.stop)
+        return await agent.run()
+    finally:
+        await bus.close()
+
+
+def machine_name() -> str:
+    """A name for this computer that is unique in any job."""
+    host = re.sub(r"[^A-Za-z0-9_\-]", "-", socket.gethostname().split(".")[0])[:40] or "machine"
+    return f"{host}-{secrets.token_hex(2)}"
+
+
+def start_logging() -> None:
+    """Log to stderr, one line per fact, with the time to the millisecond."""
+    logging.basicConfig(
+        level=os.environ.get("TRAINMOVER_LOG", "INFO").upper(),
+        stream=sys.stderr,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )

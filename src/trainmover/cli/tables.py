@@ -1,0 +1,143 @@
+"""What commands print: machines, incidents and figures as rich tables.
+
+What lives here: pure functions from views and reports to renderables.
+"""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainmover.monitor.report import Report
+from trainmover.monitor.view import ClusterView, MachineView
+
+STATE_STYLES = {
+    "training": "green",
+    "starting": "cyan",
+    "spare": "cyan",
+    "warming": "yellow",
+    "parked": "blue",
+    "joining": "bold magenta",
+    "leaving": "magenta",
+    "failed": "bold red",
+    "left": "dim",
+}
+GONE_SHOWN = 4
+"""How many machines that are gone a table still shows."""
+
+
+def seconds(value: float | None) -> str:
+    """A duration for a person."""
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 0.1 else f"{value:.2f} s"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure for a person."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def machines_table(view: ClusterView) -> Table:
+    """All machines, members first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("machine", "position", "state"):
+        table.add_column(title)
+    for title in ("step", "cpu", "memory"):
+        table.add_column(title, justify="right")
+    table.add_column("note", overflow="fold")
+    listed = view.by_position()
+    gone = [machine for machine in listed if not machine.alive]
+    hidden = gone[: max(0, len(gone) - GONE_SHOWN)]
+    for machine in listed:
+        if machine not in hidden:
+            table.add_row(*_machine_row(machine))
+    if hidden:
+        table.add_row(f"and {len(hidden)} more that are gone", style="dim")
+    return table
+
+
+def _machine_row(machine: MachineView) -> tuple[RenderableType, ...]:
+    beats = machine.alive and machine.beat is not None
+    stopped = "stopped" in machine.ranks
+    return (
+        machine.name,
+        "-" if machine.position is None else str(machine.position),
+        Text("frozen" if stopped else machine.state, STATE_STYLES.get(machine.state, "")),
+        "-" if machine.step is None else str(machine.step),
+        f"{machine.cpu_percent:.0f} %" if beats else "-",
+        f"{machine.rss_bytes / 2**20:.0f} MiB" if beats else "-",
+        machine.note,
+    )
+
+
+def progress_line(view: ClusterView) -> Text:
+    """Step, loss, rate and epoch on one line."""
+    parts: list[str] = [view.phase]
+    if view.step is not None:
+        parts.append(f"step {view.step}")
+    parts += [f"{name} {value:.4f}" for name, value in sorted(view.metrics.items())][:3]
+    rate = view.steps_per_second
+    if rate is not None:
+        parts.append(f"{rate:.2f} steps/s")
+    parts.append(f"epoch {view.epoch}")
+    return Text("  ".join(parts), "bold")
+
+
+def incident_lines(view: ClusterView, now: float | None = None) -> list[Text]:
+    """One line per incident, the open ones with what is happening in them."""
+    lines = []
+    for incident in view.incidents.values():
+        who = f"{incident.kind} of {incident.machine}"
+        if incident.joiner:
+            who += f", {incident.joiner} takes over"
+        if incident.state == "open":
+            since = "" if now is None else f" ({now - incident.times['opened']:.1f} s)"
+            lines.append(Text(f"{who}: {incident.doing}{since}", "bold yellow"))
+        elif incident.state == "closed":
+            took = incident.between("opened", "resumed")
+            lines.append(Text(f"{who}: over after {seconds(took)}", "green"))
+        else:
+            lines.append(Text(f"{who}: {incident.doing}", "red"))
+    return lines
+
+
+def incidents_table(report: Report) -> Table:
+    """The table at the end of a run."""
+    table = Table(title="incidents", box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    table.add_column("kind")
+    table.add_column("machine")
+    for title in ("at step", "detect", "plan", "prepare", "copy", "switch", "downtime", "in steps", "lost"):
+        table.add_column(title, justify="right")
+    for incident in report.incidents:
+        phases = incident.phases
+        table.add_row(
+            incident.kind,
+            f"{incident.machine} → {incident.joiner or '?'}",
+            "-" if incident.step is None else str(incident.step),
+            *(seconds(phases[name]) for name in ("detect", "plan", "prepare", "copy", "switch")),
+            seconds(incident.downtime_seconds),
+            number(incident.downtime_steps),
+            str(incident.steps_lost),
+        )
+    return table
+
+
+def report_group(report: Report) -> Group:
+    """Everything that a person wants to know of a finished run."""
+    growth = report.stayer_peak_memory_growth
+    figures = [
+        f"{report.steps} steps, median step {seconds(report.median_step_seconds)}",
+        f"digest {report.digest or 'none: the job did not complete'}",
+    ]
+    if report.joiner_first_step_ratio is not None:
+        figures.append(f"a joiner's first step took {number(report.joiner_first_step_ratio)} median steps")
+    if growth is not None:
+        figures.append(f"a stayer's peak memory grew by {growth:.1%} at most")
+    parts: list[RenderableType] = [Text(line) for line in figures]
+    parts += [Text(f"warning: {problem}", "bold red") for problem in report.problems]
+    if report.incidents:
+        parts.insert(0, incidents_table(report))
+    return Group(*parts)
