@@ -42,7 +42,7 @@ from trainmover.machine.vitals import GpuVitals, ProcessVitals
 
 BEAT_SECONDS: Final = 0.25
 RELEASE_PATIENCE: Final = 5.0
-FINISH_PATIENCE: Final = 10.0
+FINISH_PATIENCE: Final = 300.0
 """How long ranks may take to end by themselves once the job is completed."""
 GOODBYE_SECONDS: Final = 3.0
 """How long a machine tries to get its last events into the log."""

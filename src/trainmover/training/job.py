@@ -26,10 +26,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from trainmover.errors import ConfigError
 from trainmover.training.boundary import Verdict
-from trainmover.training.guards import guard
+from trainmover.training.guards import guard_optimizer, guard_scheduler
 from trainmover.training.state import TrackedState
 
 log = logging.getLogger(__name__)
@@ -128,8 +130,11 @@ class Job:
         """
         for name, thing in things.items():
             self._tracked.add(name, thing)
-            if name in self._tracked.optimizers or isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
-                guard(thing, self._decide)
+            if isinstance(thing, Optimizer):
+                guard_optimizer(thing, self._decide)
+            elif isinstance(thing, LRScheduler):
+                guard_scheduler(thing, self._decide)
+        self._tracked.check()
 
     def steps(self, total: int) -> Iterator[Step]:
         """Iterate until ``total`` steps are committed.

@@ -57,7 +57,15 @@ class TrackedState:
             self.shared[name] = thing
         else:
             self.private[name] = thing
-            plainly.pack(thing.state_dict(), name)
+
+    def check(self) -> None:
+        """Find out now, not at the first switch, whether all of it can travel.
+
+        Raises:
+            ConfigError: an object's state holds something that is not plain data.
+        """
+        self.shared_values()
+        self.private_values()
 
     # -- tensors -------------------------------------------------------------------------------
 
