@@ -187,7 +187,6 @@ class PlannerCore(Decider):
     def advance(self) -> bool:
         """One transition, if a trigger of the phase holds."""
         plan, roster = self.plan, self.roster
-        aborted = plan is not None and plan.epoch in self._aborted
         trigger = first_trigger(
             TABLE,
             self.phase,

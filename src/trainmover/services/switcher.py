@@ -187,9 +187,7 @@ class SwitcherCore(Decider):
             case "stale plan":
                 assert coming is not None, "a stale plan is one"
                 self._next = None
-                self._say_aborted(
-                    coming, f"it follows epoch {coming.base_epoch}, but {self._base(coming)} holds"
-                )
+                self._say_aborted(coming, self._why_stale(coming))
             case "all adopted":
                 assert plan is not None, "a switch has a plan"
                 self._commit(plan)
