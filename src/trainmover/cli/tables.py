@@ -106,16 +106,16 @@ def incident_lines(view: ClusterView, now: float | None = None) -> list[Text]:
 
 def incidents_table(report: Report) -> Table:
     """The table at the end of a run."""
-    table = Table(title="incidents", box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.add_column("kind")
-    table.add_column("machine")
-    for title in ("at step", "detect", "plan", "prepare", "copy", "switch", "downtime", "in steps", "lost"):
-        table.add_column(title, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("incident", no_wrap=True)
+    table.add_column("who", no_wrap=True)
+    for title in ("at", "detect", "plan", "prepare", "copy", "switch", "downtime", "steps", "lost"):
+        table.add_column(title, justify="right", no_wrap=True)
     for incident in report.incidents:
         phases = incident.phases
         table.add_row(
             incident.kind,
-            f"{incident.machine} → {incident.joiner or '?'}",
+            f"{incident.machine}→{incident.joiner or '?'}",
             "-" if incident.step is None else str(incident.step),
             *(seconds(phases[name]) for name in ("detect", "plan", "prepare", "copy", "switch")),
             seconds(incident.downtime_seconds),

@@ -17,13 +17,13 @@ import shutil
 import socket
 import struct
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from trainmover.errors import DecodeError
 from trainmover.events.catalogue import Event, RankStarted
 from trainmover.events.frames import Decoder, FrameError, encode_frame
+from trainmover.machine import registry
 
 READ_BYTES = 1 << 16
 BACKLOG_BYTES = 8 << 20
@@ -89,7 +89,7 @@ class RankSocket:
 
     async def start(self) -> None:
         """Open the socket, in a new folder that only this user can enter."""
-        self._folder = Path(tempfile.mkdtemp(prefix="tm-"))
+        self._folder = registry.socket_folder()
         self._server = await asyncio.start_unix_server(self._serve, self.path)
 
     async def close(self) -> None:

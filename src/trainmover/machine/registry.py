@@ -1,8 +1,8 @@
 """Which local runs there are: how ``trainmover status`` finds the bus, the job and the secret.
 
-What lives here: small files in a folder of the temporary directory that only this user can enter,
-one per running driver, and the rules for trusting them.  A file is a claim: it counts only while
-the process that wrote it lives.
+What lives here: a folder in the temporary directory that only this user can enter, with a small
+file per running driver and a folder per machine program's socket, and the rules for trusting them.
+Each is a claim: it counts only while the process that made it lives, and is swept away after that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 from dataclasses import asdict, dataclass
@@ -18,6 +19,10 @@ from pathlib import Path
 import psutil
 
 from trainmover.errors import ConfigError
+
+SOCKETS = "sockets-"
+SOCKET_PATH_BYTES = 100
+"""A unix socket's path has at most 107 bytes (unix(7)); some are left for its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,23 @@ def folder() -> Path:
             f"{path} is not a folder that only you can enter: remove it, or set TMPDIR to another place"
         )
     return path
+
+
+def socket_folder() -> Path:
+    """A new private folder for the unix socket of this process; see :func:`sweep`."""
+    home = folder()
+    prefix = f"{SOCKETS}{os.getpid()}-"
+    if len(os.fsencode(home)) + len(prefix) + 12 > SOCKET_PATH_BYTES:
+        return Path(tempfile.mkdtemp(prefix=f"tm-{os.getpid()}-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=home))
+
+
+def sweep() -> None:
+    """Remove the socket folders of processes that were killed and could not do it themselves."""
+    for path in folder().glob(f"{SOCKETS}*"):
+        pid = path.name.removeprefix(SOCKETS).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def register(job: str, bus: str, run_dir: Path) -> RunEntry:

@@ -41,6 +41,7 @@ from trainmover.events.nats_bus import NatsBus
 from trainmover.events.server import NatsServer
 from trainmover.faults import FaultSpec
 from trainmover.machine import registry
+from trainmover.machine.agent import FINISH_PATIENCE
 from trainmover.machine.children import Child, Exit, until_dead
 from trainmover.machine.rundir import RunDir
 
@@ -51,7 +52,7 @@ RESTART_SECONDS: Final = 20.0
 FALSE_STARTS: Final = 3
 """Machines that may end before they have joined, in all, before the job is given up."""
 MACHINE_PATIENCE: Final = 20.0
-"""How long machines may take to leave once the job is over."""
+"""How long machines may take to leave when the job did not complete."""
 SERVICE_PATIENCE: Final = 3.0
 
 Observer = Callable[[Envelope], None]
@@ -323,6 +324,7 @@ class LocalRun:
             if self._server is not None:
                 self._server.stop()
             registry.unregister(self.job)
+            registry.sweep()
 
     async def _export(self, bus: NatsBus) -> None:
         """Keep the log of the job as a file: the server's store is only for the server."""
@@ -334,7 +336,10 @@ class LocalRun:
 
     async def _end_machines(self) -> None:
         """Machines leave by themselves when the job is over; who does not is made to."""
-        patience = MACHINE_PATIENCE if self._bus is not None and self._joined else 0.0
+        patience = 0.0
+        if self._bus is not None and self._joined:
+            # A script may have work of its own after its last step, and machines wait for it.
+            patience = MACHINE_PATIENCE + (FINISH_PATIENCE if self._code == 0 else 0.0)
         deadline = time.monotonic() + patience
         while True:
             there = [child for child in self._machines.values() if child.exit is None]

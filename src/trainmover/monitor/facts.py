@@ -43,6 +43,10 @@ def _many(names: tuple[str, ...]) -> str:
     return ", ".join(names) or "none"
 
 
+def _who(plan: say.PlanReady) -> str:
+    return f", {_many(plan.leavers)} -> {_many(plan.joiners)}" if plan.leavers else ""
+
+
 _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
     say.JobSubmitted: lambda e: (
         f"{e.script} on {e.machines} machines x {e.ranks_per_machine}, {e.standbys} standbys, seed {e.seed}"
@@ -76,7 +80,7 @@ _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
     say.StandbyAssigned: lambda e: f"machine {e.joiner} takes the place of {e.leaver} ({e.kind})",
     say.StandbyReplenish: lambda e: f"one more standby is wanted{_because(e.reason)}",
     say.PlanReady: lambda e: (
-        f"epoch {e.epoch} ({e.kind}): {_many(e.leavers)} -> {_many(e.joiners)},"
+        f"epoch {e.epoch} is planned ({e.kind}{_who(e)}):"
         f" +{len(e.links_added)} -{len(e.links_dropped)} of {e.links_total} links"
     ),
     say.SwitchPrepare: lambda e: f"all ranks prepare epoch {e.epoch}",
