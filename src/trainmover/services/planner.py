@@ -134,7 +134,11 @@ class PlannerCore(Decider):
 
     def _started(self, event: TrainingStarted) -> None:
         if event.generation == self.roster.generation:
-            self._groups = dict(event.groups)
+            world = self.roster.size * self.roster.slots
+            # What a rank says is not trusted to fit: a group of ranks that are not there is none.
+            self._groups = {
+                name: ranks for name, ranks in event.groups.items() if all(rank < world for rank in ranks)
+            }
 
     def _assigned(self, event: StandbyAssigned) -> None:
         if event.generation and event.generation != self.roster.generation:
