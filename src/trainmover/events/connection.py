@@ -107,7 +107,7 @@ class Connection:
         self._routes.append(Route(f"{self.inbox}.beat", self._on_beat, None))
         try:
             async with asyncio.timeout(limit):
-                await self._connect()
+                await self._connect(first=True)
         except TimeoutError:
             raise BusError(
                 f"no NATS server let {name} in at {self.where} within {limit:g} s ({self._trouble}):"
@@ -229,8 +229,12 @@ class Connection:
             for callback in list(self.on_up):
                 callback()
 
-    async def _connect(self) -> None:
-        """Try until there is a client with all subscriptions."""
+    async def _connect(self, *, first: bool = False) -> None:
+        """Try until there is a client with all subscriptions.
+
+        Raises:
+            BusError: the first time only: the server refuses these credentials.
+        """
         pause = RETRY_FIRST
         while True:
             self._lost.clear()
@@ -239,9 +243,14 @@ class Connection:
             try:
                 async with asyncio.timeout(2 * CONNECT_SECONDS):
                     await self._start(client)
-            except Exception as error:  # noqa: BLE001  (whatever it was, the next try is the cure)
+            except Exception as error:
                 self._trouble = _text(error)
                 await _discard(client)
+                if first and "authorization violation" in self._trouble.lower():
+                    raise BusError(
+                        f"the NATS server at {self.where} does not let {self.name} in:"
+                        " check the token or credentials"
+                    ) from error
             except BaseException:
                 await _discard(client)
                 raise

@@ -151,7 +151,10 @@ def ce_type(event: Event | type[Event]) -> str:
 
 def format_time(seconds: float) -> str:
     """RFC 3339 text in UTC with microseconds."""
-    whole, micros = divmod(round(seconds * 1_000_000), 1_000_000)
+    # Seconds and fraction apart: seconds * 1e6 as a double is inexact for far times.
+    whole = int(seconds)
+    micros = round((seconds - whole) * 1_000_000)
+    whole, micros = (whole + 1, 0) if micros == 1_000_000 else (whole, micros)
     return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06d}Z"
 
 

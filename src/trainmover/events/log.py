@@ -157,19 +157,21 @@ def _records(file: BinaryIO, path: Path) -> Iterator[Record]:
     if file.read(len(MAGIC)) != MAGIC:
         raise DecodeError(f"{path} is not an event log of TrainMover: it does not begin with {MAGIC!r}")
     objects = _objects(file, path)
-    head = next(objects)
+    _, head = next(objects, (0, None))
+    if head is None:
+        raise DecodeError(f"{path} is cut: it has no head")
     if not isinstance(head, dict) or head.get("version") != VERSION:
         version = head.get("version") if isinstance(head, dict) else head
         raise DecodeError(f"{path} has version {version!r} of the log format, this program reads {VERSION}")
     count = 0
     last = 0
-    for value in objects:
+    for position, value in objects:
         what = f"{path}, record {count + 1}"
         match value:
             case ("end", int() as announced):
                 if announced != count or head.get("records") != count:
                     raise DecodeError(f"{path} has {count} records, its end says {announced}")
-                if next(objects, None) is not None:
+                if len(MAGIC) + position != path.stat().st_size:
                     raise DecodeError(f"{path} goes on after its end")
                 return
             case (int() as sequence, dict() as headers, bytes() as body) if _is_text(headers):
@@ -186,7 +188,8 @@ def _records(file: BinaryIO, path: Path) -> Iterator[Record]:
     raise DecodeError(f"{path} is cut: it ends after {count} records without its end mark")
 
 
-def _objects(file: BinaryIO, path: Path) -> Iterator[Any]:
+def _objects(file: BinaryIO, path: Path) -> Iterator[tuple[int, Any]]:
+    """Objects and the position after each; ends at the last whole one."""
     reader = msgpack.Unpacker(
         file,
         use_list=False,
@@ -202,12 +205,11 @@ def _objects(file: BinaryIO, path: Path) -> Iterator[Any]:
         try:
             value = reader.unpack()
         except msgpack.OutOfData:
-            break
+            return
         except FAULTS as error:
             kind = type(error).__name__
             raise DecodeError(f"{path} is damaged near byte {reader.tell()}: {kind} {error}") from None
-        yield value
-    raise DecodeError(f"{path} is cut: it has no end mark")
+        yield reader.tell(), value
 
 
 def _is_text(headers: dict[Any, Any]) -> bool:

@@ -260,20 +260,17 @@ class MemoryBus:
             try:
                 result = handler(envelope)
                 if inspect.isawaitable(result):
-                    task = asyncio.ensure_future(_guard(result, envelope))
+                    task = asyncio.ensure_future(result)
                     self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    task.add_done_callback(self._handled)
             except Exception:
                 logger.exception("a handler of %s failed on %s", self.name, envelope)
+
+    def _handled(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a handler of %s failed", self.name, exc_info=task.exception())
 
     def _check_open(self) -> None:
         if self._closed:
             raise BusError(f"the bus of {self.name} is closed")
-
-
-async def _guard(result: object, envelope: Envelope) -> None:
-    assert inspect.isawaitable(result)
-    try:
-        await result
-    except Exception:
-        logger.exception("a handler failed on %s", envelope)

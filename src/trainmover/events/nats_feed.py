@@ -53,7 +53,7 @@ class NatsFeed(FeedQueue):
         *,
         from_start: bool,
     ) -> None:
-        super().__init__(history=from_start)
+        super().__init__(history=from_start, limit=QUEUE_LIMIT)
         self._connection = connection
         self._history = history
         self._read = read

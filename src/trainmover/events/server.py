@@ -222,10 +222,11 @@ class NatsServer:
                 code = self._process.returncode
                 raise BusError(f"nats-server ended with code {code}: {self._last_words()}")
             try:
-                if self._port is None:
-                    self._port = self._read_port()
-                if self._port is not None:
-                    _ping(self.host, self._port, self.token, max(0.05, deadline - time.monotonic()))
+                # From its file even when the port is fixed: another may answer on a taken port.
+                port = self._read_port()
+                if port is not None:
+                    _ping(self.host, port, self.token, max(0.05, deadline - time.monotonic()))
+                    self._port = port
                     return
             except (OSError, ValueError) as error:
                 said = f"{type(error).__name__}: {error}"
