@@ -1,6 +1,6 @@
 """A rank without torch: speaks the whole rank protocol, agrees with its peers through files.
 
-Usage: fake_rank.py [--steps N] [--step-seconds S] [--raise-at STEP]
+Usage: fake_rank.py [--steps N] [--step-seconds S] [--hold-at-end S] [--raise-at STEP]
 
 What a real rank does over links, this one does with small files in RUN_DIR/fake/g<generation>: a
 ``step`` mark per rank, step and epoch is the vote; a ``link`` file per rank and epoch says that its
@@ -135,6 +135,7 @@ class FakeRank:
         while not self.done and self.committed < self.options.steps:
             self.step()
         if not self.done:
+            time.sleep(self.options.hold_at_end)
             digest = hashlib.sha256(str(self.options.steps).encode()).hexdigest()
             self.say(
                 say.RankFinished(
@@ -345,6 +346,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--hold-at-end", type=float, default=0.0)
     parser.add_argument("--raise-at", type=int, default=-1)
     FakeRank(parser.parse_args()).run()
 
