@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from trainmover.ccl import frames
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.handshake import Hello, accept, dial
 from trainmover.errors import LinkError, TrainMoverError
@@ -193,7 +194,10 @@ class LinkTable:
     def drop(self, links: list[Link]) -> None:
         """Close links for good (a group was destroyed, a state copy is done)."""
         for link in links:
-            if slot := self._slots.pop(link, None):
+            slot = self._slots.pop(link, None)
+            if slot is not None and slot.connection is not None and not slot.connection.closed:
+                # The peer may drop it a little later: tell it that this end is no failure.
+                slot.connection.signal(frames.BYE)
                 self._discard(slot.connection)
 
     def install(self, plan: Plan) -> None:

@@ -31,7 +31,7 @@ def pack(value: Any, what: str) -> bytes:
 def unpack(data: bytes | memoryview) -> Any:
     """The value of :func:`pack`'s bytes."""
     try:
-        return _rich(msgpack.unpackb(data, raw=False, strict_map_key=False, max_buffer_size=1 << 31))
+        return _rich(msgpack.unpackb(data, raw=False, strict_map_key=False))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise DecodeError(f"state from another rank is not plain data: {error}") from error
 
