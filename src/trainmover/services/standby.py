@@ -15,8 +15,8 @@ has to leave is always whoever sits there now.
 When no spare is parked and none is on its way, a failure holds the job (``job.held``; or fails it,
 when the job says so) and a move is refused.  A move may wait :data:`PATIENCE` seconds for a spare
 that is being warmed.  After a promotion or a loss a fresh spare is asked for, so that the job's
-number of standbys stays true; after :data:`HOPELESS` spares in a row that were lost without ever
-being parked, no more is asked for.
+number of standbys stays true; after :data:`HOPELESS` machines in a row that were lost before they
+were of any use (as a spare: parked; as a first member: a step), no more is asked for.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PATIENCE = 60.0
 """Seconds that a move waits for a spare that is being warmed."""
 
 HOPELESS = 3
-"""Spares lost in a row without one being parked, after which no more is asked for."""
+"""Machines lost in a row without having been of use, after which no more is asked for."""
 
 
 class Spare(StrEnum):
@@ -129,8 +129,8 @@ GAPS: Table[Gap] = {
     Gap.CLOSED: {},
 }
 
-IN_POOL = frozenset({Spare.JOINED, Spare.WARMING, Spare.PARKED, Spare.ASSIGNED})
 ON_THE_WAY = frozenset({Spare.JOINED, Spare.WARMING})
+WAITING = frozenset({*ON_THE_WAY, Spare.PARKED})
 
 
 @dataclass(slots=True)
@@ -141,6 +141,7 @@ class SpareMachine:
     state: Spare = Spare.JOINED
     generation: int = 0
     was_parked: bool = False
+    """It was of use once: what befell it later is no sign that spares are hopeless."""
 
 
 @dataclass(slots=True)
@@ -196,6 +197,9 @@ class StandbyCore(Decider):
         key = ((event.machine, event.incarnation), event.generation)
         self._parked.setdefault(key, set()).add(event.slot)
 
+    def _started(self, event: TrainingStarted) -> None:
+        self._lost_in_a_row = 0
+
     def _move(self, event: MoveRequested) -> None:
         incident = incident_id("move", self.heard.id)
         reason = self._why_not(event)
@@ -218,7 +222,7 @@ class StandbyCore(Decider):
             return (
                 f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"
             )
-        if to is not None and not any(s.life[0] == to and s.state in IN_POOL for s in self._pool()):
+        if to is not None and not any(s.life[0] == to and s.state in WAITING for s in self._pool()):
             return f"{to} is not a living spare machine"
         return ""
 
@@ -236,7 +240,7 @@ class StandbyCore(Decider):
         MachineFailed: noted,
         MachineLaunch: noted,
         RecordingReady: noted,
-        TrainingStarted: noted,
+        TrainingStarted: _started,
         SwitchCommitted: noted,
         StandbyParked: _slot_parked,
         MoveRequested: _move,
@@ -281,7 +285,7 @@ class StandbyCore(Decider):
                 self._lost_in_a_row = 0
             case Spare.LOST:
                 self._used_up = True
-                if before in ON_THE_WAY and roster.started and not spare.was_parked:
+                if not spare.was_parked and (before is not Spare.MEMBER or not roster.started):
                     self._lost_in_a_row += 1
             case Spare.MEMBER:
                 self._used_up = self._used_up or before is Spare.ASSIGNED
@@ -443,13 +447,15 @@ class StandbyCore(Decider):
     # -- replenishing ------------------------------------------------------------------------------
 
     def _replenish(self) -> bool:
-        """Ask for one more spare, when one was used up and no switch needs the machines' time."""
+        """Ask for one more spare, when one was used up; a seat that waits for one comes first."""
         roster = self.roster
-        if not self._used_up or roster.job is None or not roster.started or not roster.settled:
+        if roster.job is None or not self._used_up or self._lost_in_a_row >= HOPELESS:
             return False
-        if any(gap.state is Gap.ASSIGNED for gap in self.gaps.values()) or self._lost_in_a_row >= HOPELESS:
+        switching = any(gap.state is Gap.ASSIGNED for gap in self.gaps.values())
+        calm = roster.started and roster.settled and not switching
+        if not calm and not self._waiting_seats():
             return False
-        pool = sum(1 for spare in self._pool() if spare.state in IN_POOL)
+        pool = sum(1 for spare in self._pool() if spare.state in WAITING)
         if pool + self._unanswered >= roster.job.standbys:
             return False
         self._ordinal += 1
@@ -457,3 +463,8 @@ class StandbyCore(Decider):
         reason = f"{pool} of {roster.job.standbys} standbys are left"
         self.say(StandbyReplenish(ordinal=self._ordinal, reason=reason))
         return True
+
+    def _waiting_seats(self) -> bool:
+        """A seat is empty, and no spare was found for it."""
+        taken = {gap.seat for gap in self.gaps.values() if gap.state is Gap.ASSIGNED}
+        return any(self.roster.dead(m) for seat, m in self.roster.seats.items() if seat not in taken)
