@@ -14,7 +14,7 @@ import pytest
 from tests.events.examples import JOB, left
 from tests.events.promises import beat, take, until
 from trainmover.errors import BusError
-from trainmover.events import NatsBus, read_stream
+from trainmover.events import NatsBus, NatsServer, read_stream
 from trainmover.events import publisher as publisher_module
 from trainmover.events.catalogue import AREAS, DeadLetter, JobSubmitted
 from trainmover.events.codec import encode_message
@@ -385,6 +385,32 @@ async def test_publishing_without_a_stream_is_seen_by_flush(server):
     assert len(await read_stream(late)) == 1
     await bus.close()
     await late.close()
+
+
+class RestrictedServer(NatsServer):
+    """A server whose one user may read machines' events only, and publish none."""
+
+    def _config(self) -> str:
+        return super()._config() + (
+            "authorization { users: [{ user: u, password: p, permissions: {"
+            ' publish: ["$JS.API.>", "_INBOX.>"],'
+            ' subscribe: ["trainmover.job.machine.*", "_INBOX.>"] } }] }\n'
+        )
+
+
+async def test_what_is_not_permitted_is_said(tmp_path, monkeypatch):
+    """A feed that permissions forbid is an error, not silence; what they allow works."""
+    monkeypatch.setattr("trainmover.events.server._ping", lambda *args: None)
+    with RestrictedServer(tmp_path) as server:
+        url = server.url.replace("//", "//u:p@")
+        bus = await NatsBus.connect(url, JOB, "reader")
+        await bus.feed(["machine"], history=True)
+        with pytest.raises(BusError, match=r"does not permit reader to read trainmover\.job\.switch"):
+            await bus.feed(["switch"], history=True)
+        await bus.publish(left(1))
+        with pytest.raises(BusError, match="may publish"):
+            await bus.flush(0.3)
+        await bus.close()
 
 
 # -- probes

@@ -325,6 +325,7 @@ class Connection:
                         route.on_gap()
             elif "permissions violation" in text.lower():
                 self._denied.append(text)
+                logger.warning("%s: %s", self.name, text)
             self._trouble = text
             logger.debug("%s: %s", self.name, text)
         except Exception:

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from trainmover.errors import BusError
+from trainmover.events.bus import Feed
 from trainmover.events.envelope import Envelope
 
 QUEUE_LIMIT: Final = 65536
@@ -47,7 +48,7 @@ class RecentIds:
             self._old, self._new = self._new, set()
 
 
-class FeedQueue:
+class FeedQueue(Feed):
     """Envelopes from a carrier to one reader.
 
     Args:

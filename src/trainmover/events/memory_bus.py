@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from trainmover.errors import BusError
-from trainmover.events.bus import Handler, ProbeAnswer
+from trainmover.events.bus import Bus, Handler, ProbeAnswer
 from trainmover.events.codec import decode_message, encode_message
 from trainmover.events.envelope import Envelope, check_job
 from trainmover.events.feed import FeedQueue
@@ -144,7 +144,7 @@ class MemoryFeed(FeedQueue):
         return await super().__anext__()
 
 
-class MemoryBus:
+class MemoryBus(Bus):
     """One program's connection to a :class:`MemoryBroker`; see :class:`trainmover.events.bus.Bus`."""
 
     def __init__(self, broker: MemoryBroker, name: str) -> None:

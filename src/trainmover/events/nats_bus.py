@@ -1,8 +1,9 @@
 """The bus over NATS: core NATS for speed, JetStream for memory.
 
 What lives here: :class:`NatsBus`, which puts the parts together (connection, publisher, history,
-feeds) and speaks envelopes; the stream's settings; probes; dead letters.  What never lives here:
-how a connection is kept (``connection``), how the log gets a message (``publisher``).
+feeds) and speaks envelopes; the stream's settings; dead letters.  What never lives here:
+how a connection is kept (``connection``), how the log gets a message (``publisher``), when a
+machine counts as absent (``probes``).
 
 Subjects: ``trainmover.<job>.<area>.<event>`` is kept by the stream ``TRAINMOVER_<job>`` (one
 filter per area); un-journalled ``trainmover.<job>.sample.<event>.<machine>`` and probes
@@ -20,12 +21,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Self
 
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 from nats.js.api import RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
 from trainmover.errors import BusError, DecodeError
-from trainmover.events.bus import Handler, ProbeAnswer
+from trainmover.events.bus import Bus, Handler, ProbeAnswer
 from trainmover.events.catalogue import AREAS, DeadLetter
 from trainmover.events.codec import decode_message, encode_message
 from trainmover.events.connection import Arrived, Connection
@@ -34,16 +34,11 @@ from trainmover.events.feed import RecentIds
 from trainmover.events.filters import check_filters, check_types
 from trainmover.events.history import History
 from trainmover.events.nats_feed import NatsFeed
+from trainmover.events.probes import Prober
 from trainmover.events.publisher import Publisher
 
 DUPLICATE_WINDOW: Final = 120.0
 """Seconds in which the stream drops a second message with the same id."""
-
-ABSENCE_SECONDS: Final = 0.15
-"""Nobody must listen for this long: a client that is replaced is away for some milliseconds."""
-
-SETTLE_SECONDS: Final = 2.0
-"""After a reconnect, others may still be on their way back: absence means nothing yet."""
 
 DEAD_LETTERS: Final = 50
 """Dead letters per minute at most; a flood of bad messages must not become a flood of letters."""
@@ -51,13 +46,14 @@ DEAD_LETTERS: Final = 50
 logger = logging.getLogger(__name__)
 
 
-class NatsBus:
+class NatsBus(Bus):
     """See :class:`trainmover.events.bus.Bus`; made by :meth:`connect`."""
 
-    def __init__(self, connection: Connection, job: str, publisher: Publisher) -> None:
+    def __init__(self, connection: Connection, job: str, publisher: Publisher, prober: Prober) -> None:
         self._connection = connection
         self._job = job
         self._publisher = publisher
+        self._prober = prober
         self._stream = stream_name(job)
         self._history = History(connection, self._stream, f"{SUBJECT_ROOT}.{job}.>")
         self._max_payload = connection.max_payload or 0
@@ -102,10 +98,11 @@ class NatsBus:
             if create:
                 await _make_stream(connection, job, replicas, deadline)
             publisher = await Publisher.open(connection, stream_name(job))
+            prober = await Prober.open(connection, job)
         except BaseException:
             await connection.close()
             raise
-        return cls(connection, job, publisher)
+        return cls(connection, job, publisher, prober)
 
     @property
     def job(self) -> str:
@@ -177,44 +174,12 @@ class NatsBus:
     async def probe(self, machine: str, limit: float) -> ProbeAnswer:
         """See :class:`trainmover.events.bus.Bus`."""
         self._check_open()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + limit
-        generation = self._connection.generation
-        absent_since: float | None = None
-        while True:
-            left = deadline - loop.time()
-            try:
-                if left > 0:
-                    await self._connection.client.request(
-                        f"{SUBJECT_ROOT}.{self._job}.probe.{machine}", b"", timeout=left
-                    )
-                    return "alive"
-            except NoRespondersError:
-                absent_since = absent_since or loop.time()
-            except TimeoutError:
-                absent_since = None
-            except (NatsError, OSError) as error:
-                raise BusError(f"the bus was away while {machine} was probed: nothing was learned") from error
-            if generation != self._connection.generation or self._connection.connected_for == 0:
-                raise BusError(f"the bus was away while {machine} was probed: nothing was learned")
-            if absent_since is None or loop.time() >= deadline:
-                return "silent"
-            if (
-                loop.time() - absent_since >= ABSENCE_SECONDS
-                and self._connection.connected_for >= SETTLE_SECONDS
-            ):
-                return "absent"
-            await asyncio.sleep(min(0.05, max(0.0, deadline - loop.time())))
+        return await self._prober.ask(machine, limit)
 
     async def answer_probes(self, machine: str) -> None:
         """See :class:`trainmover.events.bus.Bus`."""
         self._check_open()
-
-        async def answer(message: Arrived) -> None:
-            if message.reply:
-                await self._connection.send(message.reply, b"")
-
-        await self._connection.subscribe([f"{SUBJECT_ROOT}.{self._job}.probe.{machine}"], answer)
+        await self._prober.answer(machine)
 
     async def close(self) -> None:
         """See :class:`trainmover.events.bus.Bus`."""
