@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -102,9 +103,8 @@ def _median(values: list[float | None]) -> float | None:
 def show(console: Console, summary: dict[str, Any], chosen: Options) -> None:
     """The summary as a table."""
     title = f"downtime, {chosen.machines} machines, median of {chosen.repeats} run(s)"
-    table = Table(
-        title=title, caption=f"median step {summary['median_step_seconds']:.3f} s; times in seconds"
-    )
+    caption = f"median step {summary['median_step_seconds']:.3f} s; times in seconds"
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("fault")
     for name in ("downtime", "steps", "limit", *PHASES, "lost"):
         table.add_column(name, justify="right")
@@ -122,8 +122,8 @@ def show(console: Console, summary: dict[str, Any], chosen: Options) -> None:
         )
     console.print(table)
     console.print(
-        f"joiner's first step: {_text(summary['joiner_first_step_ratio'])} medians (limit 1.30)   "
-        f"stayers' peak memory: {_text(summary['stayer_peak_memory_growth'], '+.2%')} (limit +2%)   "
+        f"joiner's first step: {_text(summary['joiner_first_step_ratio'])} medians (limit 1.30)\n"
+        f"stayers' peak memory: {_text(summary['stayer_peak_memory_growth'], '+.2%')} (limit +2%)\n"
         f"same bytes in all runs: {'yes' if summary['same_bytes'] else 'NO'}"
     )
 

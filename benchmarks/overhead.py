@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -78,7 +79,10 @@ def main() -> None:
         "within_limit": ratio <= LIMIT,
     }
 
-    table = Table(title=f"step time without faults, {chosen.machines} ranks, {chosen.repeats} pairs of runs")
+    table = Table(
+        title=f"step time without faults, {chosen.machines} ranks, {chosen.repeats} pairs of runs",
+        box=SIMPLE_HEAD,
+    )
     table.add_column("")
     for name in ("median", "fastest", "slowest"):
         table.add_column(name, justify="right")
