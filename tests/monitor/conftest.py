@@ -206,7 +206,7 @@ class Story:
         self.steps("m0", 0, 1, range(4), 2.5)
         self.steps("m1", 1, 1, range(4), 2.5)
         self.facts.faults.append(FaultFact("m1", 0, "kill:machine=m1,step=4", 4, self.ORIGIN + 4.6))
-        self.facts.voids.append(VoidFact("m0", 0, 4, 1, self.ORIGIN + 4.7))
+        self.facts.voids.append(VoidFact("m0", 0, 4, 2, self.ORIGIN + 5.55))
         self.tell(
             4.7,
             say.LinkBroken(epoch=1, rank=0, machine="m0", peer=1, peer_machine="m1", reason="reset"),

@@ -29,7 +29,7 @@ def test_a_failure_in_figures(story) -> None:
     assert incident.steps_lost == 1
     assert (incident.step, incident.machine, incident.joiner) == (4, "m1", "m2")
     assert incident.phases == pytest.approx(
-        {"detect": 0.2, "plan": 0.2, "prepare": 0.3, "copy": 0.4, "switch": 0.03}, abs=1e-3
+        {"detect": 0.2, "plan": 0.2, "prepare": 0.3, "copy": 0.4, "switch": 0.02}, abs=1e-3
     )
     assert report.joiner_first_step_ratio == pytest.approx(1.0)
     assert report.stayer_peak_memory_growth == pytest.approx(0.01)

@@ -86,7 +86,7 @@ _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
     say.SwitchPrepare: lambda e: f"all ranks prepare epoch {e.epoch}",
     say.SwitchCommitted: lambda e: f"epoch {e.epoch} is committed at step {e.step}: {_many(e.machines)}",
     say.SwitchAborted: lambda e: f"epoch {e.epoch} is given up{_because(e.reason)}",
-    say.TrainingStarted: lambda e: f"training started (step {e.step} is committed)",
-    say.TrainingResumed: lambda e: f"training goes on with step {e.step} in epoch {e.epoch}",
+    say.TrainingStarted: lambda e: f"training started in epoch {e.epoch}",
+    say.TrainingResumed: lambda e: f"training goes on in epoch {e.epoch}",
     say.DeadLetter: lambda e: f"undecodable message on {e.subject}: {e.reason}",
 }

@@ -11,7 +11,8 @@ Definitions, the same for failures and moves:
   ``downtime_seconds`` is the time between these two commits, so it holds one ordinary step, too.
 * ``detect`` runs from the fault (as the rank that carried it out wrote; else the first sign of it)
   to ``machine.failed``; ``plan`` to ``switch.prepare``; ``prepare`` to the last rank's links;
-  ``copy`` and ``switch`` are the longest that any rank took for the state and for going over.
+  ``copy`` is the longest that any rank took for the state, ``switch`` the longest that a stayer
+  took for going over (agreeing at the boundary and exchanging links, without the copy).
 * ``steps_lost`` counts the steps whose work was thrown away: attempts made void, and, when there
   was nothing to keep yet, steps that were committed and had to be done again.
 """
@@ -187,7 +188,8 @@ def _steps_lost(incident: IncidentView, facts: StepFacts, start: float) -> int:
     lost = {
         fact.step
         for fact in facts.voids
-        if fact.epoch < epoch and start <= fact.time <= incident.times.get("resumed", math.inf)
+        # The attempt is written off when the new epoch is there already, or before.
+        if fact.epoch <= epoch and start <= fact.time <= incident.times.get("resumed", math.inf)
     }
     if goes_on is not None:
         lost |= {fact.step for fact in facts.steps if fact.epoch < epoch and fact.step >= goes_on}
@@ -202,12 +204,15 @@ def _phases(incident: IncidentView, start: float) -> dict[str, float | None]:
         again = incident.between("assigned", "resumed")
         return {"detect": detect, "plan": launch, "prepare": again, "copy": None, "switch": None}
     adopted = incident.adopted.values()
+    # A joiner goes over as soon as it is prepared and then waits for the boundary: what the switch
+    # costs is what it costs a stayer.
+    stayers = [event for event in adopted if event.machine != incident.joiner] or list(adopted)
     return {
         "detect": detect,
         "plan": incident.between("detected", "preparing"),
         "prepare": incident.between("preparing", "prepared"),
         "copy": max((event.copy_seconds for event in adopted), default=None),
-        "switch": max((event.switch_seconds for event in adopted), default=None),
+        "switch": max((event.switch_seconds for event in stayers), default=None),
     }
 
 

@@ -331,7 +331,7 @@ def _started(view: ClusterView, envelope: Envelope, event: say.TrainingStarted) 
     view.started = True
     for incident in view.open_incidents:
         if incident.restart:
-            incident.step, incident.epoch = event.step, event.epoch
+            incident.step, incident.epoch = 0, event.epoch
             incident.reach("resumed", envelope.time)
             incident.state = "closed"
     if view.phase == "starting":
