@@ -18,6 +18,8 @@ import typer
 
 from trainmover.cli.access import Access, BusOption, JobOption, find
 
+START_SECONDS = 30.0
+
 
 class Service(StrEnum):
     """The four services."""
@@ -74,7 +76,8 @@ async def _machine(access: Access, name: str, slots: int, host: str) -> int:
     from trainmover.events.nats_bus import NatsBus
     from trainmover.machine.agent import Agent, MachineConfig
 
-    bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}")
+    # Many programs may be starting at once on a small computer.
+    bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}", limit=START_SECONDS)
     try:
         agent = Agent(bus, MachineConfig(name, slots, host, access.secret))
         loop = asyncio.get_running_loop()

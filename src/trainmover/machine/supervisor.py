@@ -158,12 +158,14 @@ class LocalRun:
             self._server.start()
             self._url = self._server.url.replace("://", f"://{token}@")
             self._keep(self._keep_server(self._server))
+        # Before anything else is started: an address that is wrong is told at once.
+        self._bus = await NatsBus.connect(self._url, self.job, "driver")
+        registry.sweep()
         registry.register(self.job, self._url, self.run_dir.path)
         for name in SERVICES:
             self._keep(self._keep_service(name))
         for _ in range(self.config.machines + self.config.standbys):
             self._start_machine()
-        self._bus = await NatsBus.connect(self._url, self.job, "driver")
         await self._bus.listen([say.StepSample.type, say.Heartbeat.type], self._observe)
         self._keep(self._follow(self._bus))
         await self._say(self._description())
