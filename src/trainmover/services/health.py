@@ -143,16 +143,19 @@ class HealthCore(Decider):
     # -- one transition --------------------------------------------------------------------------
 
     def _take(self, life: Life, trigger: str, why: str = "") -> bool:
-        """Move one life along the table and say what its new state calls for."""
+        """Move one life along the table and say what its new state calls for.
+
+        The reason is evidence even where the trigger changes nothing.
+        """
         before = self._states.get(life, Health.WELL)
         state = after(TABLE, before, trigger)
-        if state is None:
-            return False
-        self._states[life] = state
-        if why:
+        if why and TABLE[before]:
             lines = self._evidence.setdefault(life, [])
             if why not in lines and len(lines) < MAX_EVIDENCE:
                 lines.append(why)
+        if state is None:
+            return False
+        self._states[life] = state
         match state:
             case Health.ASKED:
                 self.do(Probe(*life))
