@@ -23,7 +23,6 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -265,19 +264,7 @@ class Agent:
     def _rank_gone(self, rank: Rank, ended: Exit) -> None:
         error = rank.error(ended)
         log.warning("rank in slot %d ended: %s%s", rank.slot, ended, f"\n{error}" if error else "")
-        self._say(
-            say.RankExited(
-                machine=self.config.name,
-                incarnation=self.incarnation,
-                slot=rank.slot,
-                mode=rank.mode,
-                generation=rank.generation,
-                pid=rank.child.pid,
-                code=ended.code,
-                signal=ended.signal,
-                error=error,
-            )
-        )
+        self._say(rank.exited(self.config.name, self.incarnation, ended))
 
     # -- what this machine does
 
@@ -326,7 +313,7 @@ class Agent:
             host=self.config.host,
             socket=self._socket.path,
             secret=self.config.secret,
-            port=_free_port(self.config.host),
+            port=environment.free_port(self.config.host),
             pid=os.getpid(),
         )
 
@@ -407,12 +394,3 @@ class Agent:
                 log.error("could not say %s: %s", envelope, error)
             finally:
                 self._outbox.task_done()
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -9,6 +9,7 @@ Variables" of ``torchrun`` in the PyTorch documentation); everything that starts
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -74,6 +75,17 @@ def complete(own: Mapping[str, str], inherited: Mapping[str, str] | None = None)
     # Ranks share a machine's cores; one thread each unless the user says otherwise, as torchrun does.
     defaults = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return defaults | dict(inherited) | dict(own)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody has now, for MASTER_PORT."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            # The address is that of a gateway in front of this computer.
+            probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _common(

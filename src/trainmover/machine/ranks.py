@@ -98,6 +98,20 @@ class Rank:
             return ""
         return self.child.last_words()[-ERROR_CHARACTERS:]
 
+    def exited(self, machine: str, incarnation: str, ended: Exit) -> RankExited:
+        """The event that tells of its end."""
+        return RankExited(
+            machine=machine,
+            incarnation=incarnation,
+            slot=self.slot,
+            mode=self.mode,
+            generation=self.generation,
+            pid=self.child.pid,
+            code=ended.code,
+            signal=ended.signal,
+            error=self.error(ended),
+        )
+
 
 class Ranks:
     """All ranks of this machine; at most one set of one generation at a time.

@@ -174,7 +174,7 @@ def _suspected(view: ClusterView, envelope: Envelope, event: say.MachineSuspecte
     machine = _life(view, event.machine, event.incarnation)
     if machine is not None and machine.alive:
         machine.note = f"suspected: {event.reason}"
-        _sign(view, event.machine, envelope.time)
+        view._evidence.setdefault(event.machine, envelope.time)
 
 
 def _machine_failed(view: ClusterView, envelope: Envelope, event: say.MachineFailed) -> None:
@@ -194,16 +194,12 @@ def _machine_failed(view: ClusterView, envelope: Envelope, event: say.MachineFai
     view.incidents[name] = incident
 
 
-def _sign(view: ClusterView, machine: str, time: float) -> None:
-    view._evidence.setdefault(machine, time)
-
-
 def _rank_exited(view: ClusterView, envelope: Envelope, event: say.RankExited) -> None:
-    _sign(view, event.machine, envelope.time)
+    view._evidence.setdefault(event.machine, envelope.time)
 
 
 def _lease_expired(view: ClusterView, envelope: Envelope, event: say.LeaseExpired) -> None:
-    _sign(view, event.machine, envelope.time)
+    view._evidence.setdefault(event.machine, envelope.time)
 
 
 def _lease_returned(view: ClusterView, envelope: Envelope, event: say.LeaseReturned) -> None:
@@ -214,7 +210,7 @@ def _lease_returned(view: ClusterView, envelope: Envelope, event: say.LeaseRetur
 
 
 def _link_broken(view: ClusterView, envelope: Envelope, event: say.LinkBroken) -> None:
-    _sign(view, event.peer_machine, envelope.time)
+    view._evidence.setdefault(event.peer_machine, envelope.time)
 
 
 def _launch(view: ClusterView, envelope: Envelope, event: say.MachineLaunch) -> None:
