@@ -45,6 +45,7 @@ RETRY_FIRST: Final = 0.02
 RETRY_LAST: Final = 1.0
 CONNECT_SECONDS: Final = 2.0
 CLOSE_SECONDS: Final = 1.0
+CANCELS: Final = 20
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Connection:
         self._routes.append(Route(f"{self.inbox}.beat", self._on_beat, None))
         try:
             async with asyncio.timeout(limit):
-                await self._connect(first=True)
+                await self._connect(asyncio.get_running_loop().time() + limit)
         except TimeoutError:
             raise BusError(
                 f"no NATS server let {name} in at {self.where} within {limit:g} s ({self._trouble}):"
@@ -208,9 +209,7 @@ class Connection:
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         client, self._client = self._client, None
         if client is not None:
             await _discard(client)
@@ -218,7 +217,7 @@ class Connection:
     # -- one client after the other
 
     async def _supervise(self) -> None:
-        while True:
+        while not self._closed:
             await self._lost.wait()
             client, self._client = self._client, None
             logger.warning("%s lost the bus at %s: %s", self.name, self.where, self._trouble)
@@ -229,14 +228,18 @@ class Connection:
             for callback in list(self.on_up):
                 callback()
 
-    async def _connect(self, *, first: bool = False) -> None:
+    async def _connect(self, deadline: float | None = None) -> None:
         """Try until there is a client with all subscriptions.
 
+        Args:
+            deadline: loop time to give up at; None: never, this is not the first time.
+
         Raises:
-            BusError: the first time only: the server refuses these credentials.
+            TimeoutError: the deadline has passed.
+            BusError: with a deadline only: the server refuses these credentials.
         """
         pause = RETRY_FIRST
-        while True:
+        while not self._closed:
             self._lost.clear()
             self._denied.clear()
             client = _Client()
@@ -246,7 +249,7 @@ class Connection:
             except Exception as error:
                 self._trouble = _text(error)
                 await _discard(client)
-                if first and "authorization violation" in self._trouble.lower():
+                if deadline is not None and "authorization violation" in self._trouble.lower():
                     raise BusError(
                         f"the NATS server at {self.where} does not let {self.name} in:"
                         " check the token or credentials"
@@ -256,6 +259,8 @@ class Connection:
                 raise
             else:
                 return
+            if deadline is not None and asyncio.get_running_loop().time() >= deadline:
+                raise TimeoutError  # by our own clock too: nats-py can swallow a cancellation
             # Spread out: thousands of machines lose the same server in the same moment.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, RETRY_LAST)
@@ -353,6 +358,26 @@ class Connection:
             if missed >= BEATS_MISSED:
                 missed = 0
                 self._lose(f"{BEATS_MISSED} messages to ourselves did not come back")
+
+
+async def end_tasks(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their end; never raises.
+
+    Once is not enough for a task that may be inside nats-py: it takes a cancellation that comes
+    while it closes for a time-out, and ``wait_for`` of Python 3.11 can lose one as well.
+    """
+    for _ in range(CANCELS):
+        pending = [task for task in tasks if not task.done()]
+        if not pending:
+            break
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.1)
+    for task in tasks:
+        if not task.done():
+            logger.error("%s does not end", task)
+        elif not task.cancelled() and task.exception() is not None:
+            logger.error("%s had failed", task, exc_info=task.exception())
 
 
 async def _discard(client: Client) -> None:

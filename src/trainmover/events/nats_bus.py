@@ -28,7 +28,7 @@ from trainmover.errors import BusError, DecodeError
 from trainmover.events.bus import Bus, Handler, ProbeAnswer
 from trainmover.events.catalogue import AREAS, DeadLetter
 from trainmover.events.codec import decode_message, encode_message
-from trainmover.events.connection import Arrived, Connection
+from trainmover.events.connection import Arrived, Connection, end_tasks
 from trainmover.events.envelope import SUBJECT_ROOT, Envelope, check_job, check_source, stream_name
 from trainmover.events.feed import RecentIds
 from trainmover.events.filters import check_filters, check_types
@@ -186,9 +186,7 @@ class NatsBus(Bus):
         if self._closed:
             return
         self._closed = True
-        for task in self._letters:
-            task.cancel()
-        await asyncio.gather(*self._letters, return_exceptions=True)
+        await end_tasks(list(self._letters))
         for feed in self._feeds:
             await feed.close()
         await self._publisher.close()

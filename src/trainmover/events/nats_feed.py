@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from trainmover.errors import BusError
-from trainmover.events.connection import Arrived, Connection, Route
+from trainmover.events.connection import Arrived, Connection, Route, end_tasks
 from trainmover.events.envelope import Envelope
 from trainmover.events.feed import QUEUE_LIMIT, FeedQueue
 from trainmover.events.filters import wanted
@@ -90,8 +90,7 @@ class NatsFeed(FeedQueue):
             self._connection.on_up.remove(self._on_up)
         await self._connection.unsubscribe(self._routes)
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
 
     # -- what is heard
 

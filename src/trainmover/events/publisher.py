@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainmover.errors import BusError
-from trainmover.events.connection import Arrived, Connection
+from trainmover.events.connection import Arrived, Connection, end_tasks
 
 WAITING_MESSAGES: Final = 65536
 """Messages that may wait for the log."""
@@ -130,8 +130,7 @@ class Publisher:
             first = next(iter(self._waiting.values()))
             logger.warning("%d events were not seen in the log, first %s", len(self._waiting), first.id)
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
 
     # -- sending
 
