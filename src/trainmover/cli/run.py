@@ -27,6 +27,8 @@ from trainmover.monitor.steps import read_steps
 from trainmover.monitor.timeline import build_timeline
 
 EXAMPLE = "train_gpt.py"
+DEMO_STEPS, FAST_STEPS = 100, 160
+"""So many that a standby is warm when it is needed; the fast model's steps are much shorter."""
 
 
 class OnExhausted(StrEnum):
@@ -105,10 +107,11 @@ def run(
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=12, metavar="N", help="Training steps.")] = 60,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="A smaller model and fewer steps: well under a minute.")
-    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=12, metavar="N", show_default=False, help=f"Training steps. Default: {DEMO_STEPS}."),
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="A much smaller model: well under a minute.")] = False,
     machines: MachinesOption = 3,
     ranks_per_machine: RanksOption = 1,
     standbys: StandbysOption = 1,
@@ -132,8 +135,7 @@ def demo(
 
     if machines < 2:
         raise ConfigError("the demo kills one machine and moves another: give --machines 2 or more")
-    if fast:
-        steps = min(steps, 24)
+    steps = steps or (FAST_STEPS if fast else DEMO_STEPS)
     script_args = ["--steps", str(steps)]
     if fast:
         script_args += ["--layers", "2", "--width", "128"]
