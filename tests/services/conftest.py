@@ -57,7 +57,9 @@ def joined(machine: str, life: str = "a", slots: int = 1) -> say.MachineJoined:
     return say.MachineJoined(machine=machine, incarnation=life, host="127.0.0.1", slots=slots, pid=1)
 
 
-def launch(machine: str, position: int, life: str = "a", generation: int = 1, n: int = 3) -> say.MachineLaunch:
+def launch(
+    machine: str, position: int, life: str = "a", generation: int = 1, n: int = 3
+) -> say.MachineLaunch:
     """A machine's seat."""
     return say.MachineLaunch(
         machine=machine,
@@ -85,7 +87,9 @@ def endpoint(machine: str, slot: int = 0, life: str = "a") -> say.Endpoint:
     return say.Endpoint(host="127.0.0.1", port=1000 + slot, life=f"{machine}-{life}-{slot}")
 
 
-def up(machine: str, slot: int = 0, life: str = "a", mode: Any = "live", generation: int = 1) -> say.RankStarted:
+def up(
+    machine: str, slot: int = 0, life: str = "a", mode: Any = "live", generation: int = 1
+) -> say.RankStarted:
     """A rank's process is up."""
     return say.RankStarted(
         machine=machine,
@@ -99,13 +103,27 @@ def up(machine: str, slot: int = 0, life: str = "a", mode: Any = "live", generat
 
 
 def exited(
-    machine: str, life: str = "a", *, mode: Any = "live", generation: int = 1, code: int | None = None,
-    signal: int | None = None, error: str = "", slot: int = 0,
+    machine: str,
+    life: str = "a",
+    *,
+    mode: Any = "live",
+    generation: int = 1,
+    code: int | None = None,
+    signal: int | None = None,
+    error: str = "",
+    slot: int = 0,
 ) -> say.RankExited:
     """A rank's process ended."""
     return say.RankExited(
-        machine=machine, incarnation=life, slot=slot, mode=mode, generation=generation, pid=7,
-        code=code, signal=signal, error=error,
+        machine=machine,
+        incarnation=life,
+        slot=slot,
+        mode=mode,
+        generation=generation,
+        pid=7,
+        code=code,
+        signal=signal,
+        error=error,
     )
 
 
@@ -140,45 +158,86 @@ def assigned(
 ) -> say.StandbyAssigned:
     """A spare takes a seat."""
     return say.StandbyAssigned(
-        incident=incident, kind=kind, leaver=leaver, joiner=joiner, joiner_incarnation="a", generation=generation
+        incident=incident,
+        kind=kind,
+        leaver=leaver,
+        joiner=joiner,
+        joiner_incarnation="a",
+        generation=generation,
     )
 
 
 def plan(
-    epoch: int, machines: Iterable[str], *, kind: Any = "failure", base: int = 1, generation: int = 1,
-    leavers: Iterable[str] = (), joiners: Iterable[str] = (), slots: int = 1,
+    epoch: int,
+    machines: Iterable[str],
+    *,
+    kind: Any = "failure",
+    base: int = 1,
+    generation: int = 1,
+    leavers: Iterable[str] = (),
+    joiners: Iterable[str] = (),
+    slots: int = 1,
 ) -> say.PlanReady:
     """A next layout."""
     machines = tuple(machines)
     return say.PlanReady(
-        epoch=epoch, base_epoch=base, kind=kind, generation=generation, incidents=("inc-1",),
-        machines=machines, ranks_per_machine=slots, leavers=tuple(leavers), joiners=tuple(joiners),
+        epoch=epoch,
+        base_epoch=base,
+        kind=kind,
+        generation=generation,
+        incidents=("inc-1",),
+        machines=machines,
+        ranks_per_machine=slots,
+        leavers=tuple(leavers),
+        joiners=tuple(joiners),
         endpoints=tuple(endpoint(m, s) for m in machines for s in range(slots)),
-        links_added=(), links_dropped=(), links_total=3,
+        links_added=(),
+        links_dropped=(),
+        links_total=3,
     )
 
 
 def committed(
-    epoch: int, machines: Iterable[str], *, kind: Any = "failure", leavers: Iterable[str] = (),
-    joiners: Iterable[str] = (), generation: int = 1,
+    epoch: int,
+    machines: Iterable[str],
+    *,
+    kind: Any = "failure",
+    leavers: Iterable[str] = (),
+    joiners: Iterable[str] = (),
+    generation: int = 1,
 ) -> say.SwitchCommitted:
     """An epoch came about."""
     return say.SwitchCommitted(
-        epoch=epoch, kind=kind, incidents=("inc-1",), machines=tuple(machines), leavers=tuple(leavers),
-        joiners=tuple(joiners), step=3, generation=generation,
+        epoch=epoch,
+        kind=kind,
+        incidents=("inc-1",),
+        machines=tuple(machines),
+        leavers=tuple(leavers),
+        joiners=tuple(joiners),
+        step=3,
+        generation=generation,
     )
 
 
 def prepared(epoch: int, rank: int, machine: str) -> say.SwitchPrepared:
     """A rank has its links."""
-    return say.SwitchPrepared(epoch=epoch, rank=rank, machine=machine, seconds=0.1, links_made=1, links_kept=1)
+    return say.SwitchPrepared(
+        epoch=epoch, rank=rank, machine=machine, seconds=0.1, links_made=1, links_kept=1
+    )
 
 
 def adopted(epoch: int, rank: int, machine: str, step: int = 3) -> say.SwitchAdopted:
     """A rank works in the epoch."""
     return say.SwitchAdopted(
-        epoch=epoch, rank=rank, machine=machine, step=step, switch_seconds=0.1, copy_seconds=0.1,
-        verify_seconds=0.1, bytes_received=1, bytes_sent=1,
+        epoch=epoch,
+        rank=rank,
+        machine=machine,
+        step=step,
+        switch_seconds=0.1,
+        copy_seconds=0.1,
+        verify_seconds=0.1,
+        bytes_received=1,
+        bytes_sent=1,
     )
 
 
@@ -202,7 +261,12 @@ class Bench:
         outputs: list[Output] = []
         for event in events:
             envelope = Envelope(
-                id=f"t-{next(self.numbers)}", source="test", time=self.now, job=JOB, event=event, incident=incident
+                id=f"t-{next(self.numbers)}",
+                source="test",
+                time=self.now,
+                job=JOB,
+                event=event,
+                incident=incident,
             )
             outputs += self.take(envelope)
         return outputs
@@ -318,7 +382,11 @@ class Plant:
             if name in self.layout and other != name and self.machines[other].well:
                 peer = self.layout.index(name) * self.slots
                 event = say.LinkBroken(
-                    epoch=self.epoch, rank=index * self.slots, machine=other, peer=peer, peer_machine=name,
+                    epoch=self.epoch,
+                    rank=index * self.slots,
+                    machine=other,
+                    peer=peer,
+                    peer_machine=name,
                     reason="reset",
                 )
                 self.publish(event, other)
@@ -463,9 +531,19 @@ class World:
     """Four cores and a plant in virtual time; the seed decides every delay."""
 
     def __init__(
-        self, *, machines: int = 3, slots: int = 1, standbys: int = 1, spares: int | None = None, seed: int = 0,
-        jitter: float = 0.0, doubles: float = 0.0, steps: int = 60, replenish: bool = True,
-        cores: dict[str, Callable[[], Core]] | None = None, **more: Any,
+        self,
+        *,
+        machines: int = 3,
+        slots: int = 1,
+        standbys: int = 1,
+        spares: int | None = None,
+        seed: int = 0,
+        jitter: float = 0.0,
+        doubles: float = 0.0,
+        steps: int = 60,
+        replenish: bool = True,
+        cores: dict[str, Callable[[], Core]] | None = None,
+        **more: Any,
     ) -> None:
         self.random = random.Random(seed)
         self.jitter, self.doubles, self.replenish = jitter, doubles, replenish
@@ -493,7 +571,11 @@ class World:
 
     def envelope(self, event: say.Event, source: str) -> Envelope:
         return Envelope(
-            id=f"{source}-{len(self.log)}-{next(self.order)}", source=source, time=self.now, job=JOB, event=event
+            id=f"{source}-{len(self.log)}-{next(self.order)}",
+            source=source,
+            time=self.now,
+            job=JOB,
+            event=event,
         )
 
     def _said(self, event: say.Event, source: str) -> None:
@@ -530,10 +612,16 @@ class World:
         said = envelopes_of(name, envelope, now, outputs)
         self.numbers[name] += 1
         entry = say.JournalEntry(
-            service=name, number=self.numbers[name], input=envelope.id, now=now, outputs=tuple(s.id for s in said)
+            service=name,
+            number=self.numbers[name],
+            input=envelope.id,
+            now=now,
+            outputs=tuple(s.id for s in said),
         )
         self.publish(
-            Envelope(id=entry_id(name, envelope.id), source=name, time=now, job=JOB, event=entry, cause=envelope.id)
+            Envelope(
+                id=entry_id(name, envelope.id), source=name, time=now, job=JOB, event=entry, cause=envelope.id
+            )
         )
         for number, output in enumerate(outputs):
             self._command(name, envelope, number, output)

@@ -105,8 +105,16 @@ def test_old_and_foreign_links_accuse_nobody(bench: Any, kit: Kit) -> None:
 def test_links_of_an_epoch_on_its_way_count(bench: Any, kit: Kit) -> None:
     """Ranks may work in an epoch before its commit is said: its layout counts until it is aborted."""
     prepare = say.SwitchPrepare(
-        epoch=2, kind="failure", generation=1, incidents=("inc-1",), machines=("m0", "m3", "m2"),
-        ranks_per_machine=1, leavers=("m1",), joiners=("m3",), endpoints=(), limit_seconds=60.0,
+        epoch=2,
+        kind="failure",
+        generation=1,
+        incidents=("inc-1",),
+        machines=("m0", "m3", "m2"),
+        ranks_per_machine=1,
+        leavers=("m1",),
+        joiners=("m3",),
+        endpoints=(),
+        limit_seconds=60.0,
     )
     bench.hear(prepare)
     assert kit.brief(bench.hear(kit.broken("m0", "m3", epoch=2))) == ["probe m3"]

@@ -65,7 +65,9 @@ def test_a_killed_machine_is_replaced(kit: SimpleNamespace) -> None:
         "switch.committed epoch=2 machines=m0,m3,m2",
         "standby.replenish",
     ]
-    incident = {e.incident for e in world.log if e.type in ("machine.failed", "plan.ready", "switch.committed")}
+    incident = {
+        e.incident for e in world.log if e.type in ("machine.failed", "plan.ready", "switch.committed")
+    }
     assert len(incident - {None}) == 1
     replays_the_same(world)
 

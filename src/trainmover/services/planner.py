@@ -229,7 +229,10 @@ class PlannerCore(Decider):
             case "all ranks are up":
                 self._say_start()
             case "change is complete" | "superseded":
-                self._say_change()
+                if self._changes or roster.settled:
+                    self._say_change()
+                else:
+                    self._say_start()
             case _:
                 self.plan = None
         return True
@@ -349,10 +352,16 @@ class PlannerCore(Decider):
 
     def _next(self) -> tuple[Endpoint, ...] | None:
         """Endpoints of the next layout, when there is something to change and all of it lives."""
-        if not self.roster.replaceable or not (self._changes or self._needs_repair()):
+        roster = self.roster
+        if self._changes:
+            if not roster.replaceable:
+                return None
+        elif not self._needs_repair():
             return None
+        elif not roster.settled:
+            return self._first_layout()
         seated = self._seated()
-        if len({machine for machine, _ in seated.values()}) != self.roster.size:
+        if len({machine for machine, _ in seated.values()}) != roster.size:
             return None
         return self._endpoints_of(seated[seat] for seat in sorted(seated))
 

@@ -343,10 +343,8 @@ class Shell:
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() or self._broken is None or self._broken.done():
-            return
-        error = task.exception()
-        if error is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)
 
     async def _end(self, feed: Feed | None) -> None:
@@ -355,12 +353,12 @@ class Shell:
         for handle in (*self._timers.values(), self._quiet_timer):
             if handle is not None:
                 handle.cancel()
-        if feed is not None:
-            await feed.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if feed is not None:
+            await feed.close()
         with contextlib.suppress(BusError):
             await self._journal_quiet()
             await self.bus.flush(FLUSH_LIMIT)
