@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainmover.events import catalogue as say
-from trainmover.services import health, planner, standby, switcher
+from trainmover.services import gaps, health, planner, switcher
 from trainmover.services.core import Say, incident_id, said_id, timer_id
+from trainmover.services.gaps import Gap, Spare
 from trainmover.services.planner import Phase, PlannerCore
 from trainmover.services.roster import Roster, natural
-from trainmover.services.standby import Gap, Spare, StandbyCore
+from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import Switch, SwitcherCore
 from trainmover.services.tables import check, markdown, mermaid
 
@@ -43,7 +44,7 @@ def training(kit: Kit, core: Any, spares: int = 1, **job: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("table", "states"),
-    [(standby.SPARES, Spare), (standby.GAPS, Gap), (planner.TABLE, Phase), (switcher.TABLE, Switch)],
+    [(gaps.SPARES, Spare), (gaps.GAPS, Gap), (planner.TABLE, Phase), (switcher.TABLE, Switch)],
 )
 def test_tables_are_whole(table: Any, states: Any) -> None:
     """Every state has a row, no row leads out of the table, and both drawings show every transition."""
@@ -62,7 +63,7 @@ def test_the_docs_show_the_tables() -> None:
     text = (Path(__file__).parents[2] / "docs" / "services.md").read_text("utf-8")
     assert "preparing --> adopting: all prepared" in switcher.diagram()
     assert switcher.diagram() in text
-    for table in (health.TABLE, standby.SPARES, standby.GAPS, planner.TABLE, switcher.TABLE):
+    for table in (health.TABLE, gaps.SPARES, gaps.GAPS, planner.TABLE, switcher.TABLE):
         assert markdown(table) in text
 
 

@@ -50,7 +50,8 @@ from trainmover.events.catalogue import (
     TrainingStarted,
 )
 from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, incident_id, noted
-from trainmover.services.roster import Life, natural
+from trainmover.services.crew import first_crew, next_crew, nothing_to_keep
+from trainmover.services.roster import Life
 from trainmover.services.tables import Table, first_trigger
 from trainmover.topology import Delta, Layout, SeatedLink, delta
 
@@ -199,7 +200,7 @@ class PlannerCore(Decider):
                 "too few again": lambda: len(roster.idle()) < roster.size,
                 "all are here": lambda: len(roster.idle()) >= roster.size + self._standbys,
                 "waited enough": lambda: self._waited,
-                "start again": lambda: self._nothing_to_keep() and self._crew() is not None,
+                "start again": lambda: nothing_to_keep(roster) and next_crew(roster) is not None,
                 "all ranks are up": lambda: self._first_layout() is not None,
                 "committed": lambda: plan is not None and roster.settled and roster.epoch >= plan.epoch,
                 "aborted start": lambda: (
@@ -221,9 +222,9 @@ class PlannerCore(Decider):
                 self.do(CancelTimer("gather"))
             case "all are here" | "waited enough":
                 self.do(CancelTimer("gather"))
-                self._launch(self._first_crew())
+                self._launch(first_crew(self.roster))
             case "start again":
-                crew = self._crew()
+                crew = next_crew(self.roster)
                 assert crew is not None, "everything starts again with enough machines"
                 self._launch(crew)
             case "all ranks are up":
@@ -242,37 +243,6 @@ class PlannerCore(Decider):
     @property
     def _standbys(self) -> int:
         return self.roster.job.standbys if self.roster.job is not None else 0
-
-    def _first_crew(self) -> tuple[Life, ...]:
-        """The machines that start, by position: the first by name of those that are here."""
-        here = sorted(self.roster.idle(), key=lambda joined: natural(joined.machine))
-        return tuple((joined.machine, joined.incarnation) for joined in here[: self.roster.size])
-
-    def _nothing_to_keep(self) -> bool:
-        """A member is lost, and so is the state (or there was none worth a recovery yet)."""
-        lost = [machine for machine in self.roster.members if self.roster.dead(machine)]
-        return bool(lost) and (not self.roster.replaceable or len(lost) == self.roster.size)
-
-    def _crew(self) -> tuple[Life, ...] | None:
-        """Who starts again: living members keep their seats, others take the empty ones."""
-        roster = self.roster
-        living = {
-            machine: joined.incarnation
-            for machine, joined in roster.joined.items()
-            if (machine, joined.incarnation) not in roster.gone and joined.slots >= roster.slots
-        }
-        members = set(roster.members)
-        spares = iter(sorted((m for m in living if m not in members), key=natural))
-        # A member that came back as another life is as good as a spare, after the others.
-        back = iter([m for m in roster.members if m in living and living[m] != roster.life(m)])
-        crew: list[Life] = []
-        for machine in roster.members:
-            alive = machine in living and living[machine] == roster.life(machine)
-            taker = machine if alive else next(spares, None) or next(back, None)
-            if taker is None:
-                return None
-            crew.append((taker, living[taker]))
-        return tuple(crew)
 
     def _launch(self, crew: Iterable[Life]) -> None:
         self.plan = None
@@ -298,7 +268,7 @@ class PlannerCore(Decider):
         roster = self.roster
         if self.phase in (Phase.IDLE, Phase.GATHERING) or self._held == roster.generation:
             return False
-        if not self._nothing_to_keep():
+        if not nothing_to_keep(roster):
             return False
         self._held = roster.generation
         lost = next(machine for machine in roster.members if roster.dead(machine))

@@ -187,7 +187,8 @@ class Roster:
 
     def is_member(self, machine: str, incarnation: str) -> bool:
         """This life sits on a seat."""
-        return machine in self.seats.values() and self.life(machine) == incarnation
+        seat = self._seat_of.get(machine, -1)
+        return self.seats.get(seat) == machine and self.life(machine) == incarnation
 
     def seat_of(self, machine: str) -> int | None:
         """The seat that a machine has, had, or is to take in this generation."""

@@ -22,8 +22,6 @@ were of any use (as a spare: parked; as a first member: a step), no more is aske
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from trainmover.events.catalogue import (
@@ -48,117 +46,15 @@ from trainmover.events.catalogue import (
     TrainingStarted,
 )
 from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, incident_id, noted
+from trainmover.services.gaps import GAPS, ON_THE_WAY, SPARES, WAITING, Gap, Incident, Spare, SpareMachine
 from trainmover.services.roster import Life
-from trainmover.services.tables import Table, first_trigger
+from trainmover.services.tables import first_trigger
 
 PATIENCE = 60.0
 """Seconds that a move waits for a spare that is being warmed."""
 
 HOPELESS = 3
 """Machines lost in a row without having been of use, after which no more is asked for."""
-
-
-class Spare(StrEnum):
-    """State of one machine's life as standby sees it."""
-
-    JOINED = "joined"
-    WARMING = "warming"
-    PARKED = "parked"
-    ASSIGNED = "assigned"
-    MEMBER = "member"
-    LOST = "lost"
-
-
-SPARES: Table[Spare] = {
-    Spare.JOINED: {
-        "gone": Spare.LOST,
-        "seated": Spare.MEMBER,
-        "recording is ready": Spare.WARMING,
-    },
-    Spare.WARMING: {
-        "gone": Spare.LOST,
-        "seated": Spare.MEMBER,
-        "stale": Spare.JOINED,
-        "all slots parked": Spare.PARKED,
-    },
-    Spare.PARKED: {
-        "gone": Spare.LOST,
-        "seated": Spare.MEMBER,
-        "stale": Spare.JOINED,
-        "assigned": Spare.ASSIGNED,
-    },
-    Spare.ASSIGNED: {
-        "gone": Spare.LOST,
-        "seated": Spare.MEMBER,
-        "stale": Spare.JOINED,
-        "not needed": Spare.PARKED,
-    },
-    Spare.MEMBER: {
-        "gone": Spare.LOST,
-        "unseated": Spare.LOST,
-    },
-    Spare.LOST: {},
-}
-
-
-class Gap(StrEnum):
-    """State of one gap."""
-
-    OPEN = "open"
-    HELD = "held"
-    ASSIGNED = "assigned"
-    CLOSED = "closed"
-
-
-GAPS: Table[Gap] = {
-    Gap.OPEN: {
-        "moot": Gap.CLOSED,
-        "spare parked": Gap.ASSIGNED,
-        "refused": Gap.CLOSED,
-        "no spare": Gap.HELD,
-    },
-    Gap.HELD: {
-        "moot": Gap.CLOSED,
-        "spare parked": Gap.ASSIGNED,
-    },
-    Gap.ASSIGNED: {
-        "moot": Gap.CLOSED,
-        "seat taken": Gap.CLOSED,
-        "joiner lost": Gap.OPEN,
-    },
-    Gap.CLOSED: {},
-}
-
-ON_THE_WAY = frozenset({Spare.JOINED, Spare.WARMING})
-WAITING = frozenset({*ON_THE_WAY, Spare.PARKED})
-
-
-@dataclass(slots=True)
-class SpareMachine:
-    """One machine's life, its state, and the generation of what it is warm with."""
-
-    life: Life
-    state: Spare = Spare.JOINED
-    generation: int = 0
-    was_parked: bool = False
-    """It was of use once: what befell it later is no sign that spares are hopeless."""
-
-
-@dataclass(slots=True)
-class Incident:
-    """One gap: the seat, why, and who was chosen."""
-
-    id: str
-    seat: int
-    generation: int
-    asked: MoveRequested | None
-    state: Gap = Gap.OPEN
-    joiner: Life | None = None
-    late: bool = False
-
-    @property
-    def live(self) -> bool:
-        return self.state is not Gap.CLOSED
 
 
 class StandbyCore(Decider):

@@ -1,0 +1,49 @@
+"""The crew: which machines start from nothing, and on which positions.
+
+What lives here: pure questions to a roster, asked by the planner before it launches.  What never
+lives here: when to launch.
+
+Positions are handed out by name, so that a job gets the same seats in every run, and a machine
+that lives keeps its seat when everything starts again: its host has the data and the programs.
+"""
+
+from __future__ import annotations
+
+from trainmover.services.roster import Life, Roster, natural
+
+
+def first_crew(roster: Roster) -> tuple[Life, ...]:
+    """The machines of the first start, by position: the first by name of those that are here."""
+    here = sorted(roster.idle(), key=lambda joined: natural(joined.machine))
+    return tuple((joined.machine, joined.incarnation) for joined in here[: roster.size])
+
+
+def nothing_to_keep(roster: Roster) -> bool:
+    """A member is lost, and so is the state (or there was none worth a recovery yet)."""
+    lost = [machine for machine in roster.members if roster.dead(machine)]
+    return bool(lost) and (not roster.replaceable or len(lost) == roster.size)
+
+
+def next_crew(roster: Roster) -> tuple[Life, ...] | None:
+    """Who starts again: living members keep their seats, spares take the empty ones.
+
+    Returns:
+        a life for each position; None while there are too few.
+    """
+    living = {
+        machine: joined.incarnation
+        for machine, joined in roster.joined.items()
+        if (machine, joined.incarnation) not in roster.gone and joined.slots >= roster.slots
+    }
+    members = roster.members
+    spares = iter(sorted(set(living) - set(members), key=natural))
+    # A member that came back as another life is as good as a spare, after the others.
+    back = iter([m for m in members if m in living and living[m] != roster.life(m)])
+    crew: list[Life] = []
+    for machine in members:
+        alive = living.get(machine) == roster.life(machine) is not None
+        taker = machine if alive else next(spares, None) or next(back, None)
+        if taker is None:
+            return None
+        crew.append((taker, living[taker]))
+    return tuple(crew)
