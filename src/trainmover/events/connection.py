@@ -10,8 +10,9 @@ long as it takes.  What can be noticed is: a closed client says so; a frozen ser
 pings; everything else is found by a message to ourselves every second, through the same read
 loop and a subscription like any other: three missing in a row, and the client goes.
 
-After each start, ``on_up`` callbacks are called: publishers send again what was not acknowledged,
-feeds fetch what they missed.  Subscriptions are up before that, so nothing falls in between.
+After each loss, ``on_lost`` callbacks are called; after each return, ``on_up`` callbacks: publishers
+send again what was not acknowledged, feeds fetch what they missed.  Subscriptions are up before
+that, so nothing falls in between.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ PENDING_MESSAGES: Final = 65536
 PENDING_BYTES: Final = 64 << 20
 OUTBOUND_BYTES: Final = 8 << 20
 RETRY_FIRST: Final = 0.02
-RETRY_LAST: Final = 1.0
+RETRY_SOON: Final = 0.2
+RETRY_LAST: Final = 2.0
+SOON_SECONDS: Final = 10.0
+"""Pauses between tries, in seconds: a restarted server is found soon, a dead one is not hammered."""
+
 CONNECT_SECONDS: Final = 2.0
 CLOSE_SECONDS: Final = 1.0
 CANCELS: Final = 20
@@ -82,6 +87,7 @@ class Connection:
         self.name = name
         self.generation = 0
         self.inbox = f"_INBOX.{uuid.uuid4().hex}"
+        self.on_lost: list[Callable[[], None]] = []
         self.on_up: list[Callable[[], None]] = []
         self._servers = [part.strip() for part in url.split(",") if part.strip()]
         self._token = token
@@ -221,6 +227,8 @@ class Connection:
             await self._lost.wait()
             client, self._client = self._client, None
             logger.warning("%s lost the bus at %s: %s", self.name, self.where, self._trouble)
+            for callback in list(self.on_lost):
+                callback()
             if client is not None:
                 await _discard(client)
             await self._connect()
@@ -239,6 +247,7 @@ class Connection:
             BusError: with a deadline only: the server refuses these credentials.
         """
         pause = RETRY_FIRST
+        began = asyncio.get_running_loop().time()
         while not self._closed:
             self._lost.clear()
             self._denied.clear()
@@ -259,11 +268,12 @@ class Connection:
                 raise
             else:
                 return
-            if deadline is not None and asyncio.get_running_loop().time() >= deadline:
+            now = asyncio.get_running_loop().time()
+            if deadline is not None and now >= deadline:
                 raise TimeoutError  # by our own clock too: nats-py can swallow a cancellation
             # Spread out: thousands of machines lose the same server in the same moment.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, RETRY_LAST)
+            pause = min(2 * pause, RETRY_SOON if now - began < SOON_SECONDS else RETRY_LAST)
 
     async def _start(self, client: _Client) -> None:
         async def on_error(error: Exception) -> None:

@@ -73,6 +73,7 @@ class NatsFeed(FeedQueue):
         Raises:
             BusError: the bus did not answer.
         """
+        self._connection.on_lost.append(self._on_lost)
         self._connection.on_up.append(self._on_up)
         self._routes = await self._connection.subscribe(subjects, self._receive, self._gap.set)
 
@@ -88,6 +89,7 @@ class NatsFeed(FeedQueue):
         self.end()
         if self._on_up in self._connection.on_up:
             self._connection.on_up.remove(self._on_up)
+            self._connection.on_lost.remove(self._on_lost)
         await self._connection.unsubscribe(self._routes)
         if self._task is not None:
             await end_tasks([self._task])
@@ -127,8 +129,11 @@ class NatsFeed(FeedQueue):
 
     # -- what was missed
 
-    def _on_up(self) -> None:
+    def _on_lost(self) -> None:
+        # Before the subscriptions are back: the first message after them may be ahead of a gap.
         self._holding = True
+
+    def _on_up(self) -> None:
         asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release)
         self._gap.set()
 
