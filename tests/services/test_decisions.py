@@ -462,3 +462,42 @@ def test_outputs_carry_their_incident(kit: Kit) -> None:
     (output,) = bench.hear(kit.failed("m1"))
     assert isinstance(output, Say)
     assert output.incident == incident_id("m1", "a")
+
+
+# -- neighbours --------------------------------------------------------------------------------------
+
+
+def plans(bench: Any) -> list[say.PlanReady]:
+    """The plans that a planner has said."""
+    return [event for event in bench.said if isinstance(event, say.PlanReady)]
+
+
+def test_neighbours_do_not_move_together(kit: Kit) -> None:
+    """Two living neighbours move one after the other: each keeps the other's private state."""
+    bench = training(kit, PlannerCore(), spares=2)
+    bench.hear(kit.up("m3", mode="sandbox"), kit.up("m4", mode="sandbox"))
+    bench.hear(kit.assigned("m0", "m3", "inc-a", "move"), kit.assigned("m1", "m4", "inc-b", "move"))
+    (first,) = plans(bench)
+    assert first.machines == ("m3", "m1", "m2")
+    bench.hear(*(kit.adopted(first.epoch, rank, name) for rank, name in enumerate(first.machines)))
+    bench.hear(kit.committed(first.epoch, first.machines, kind="move"))
+    assert plans(bench)[-1].machines == ("m3", "m4", "m2")
+
+
+def test_a_move_waits_for_a_lost_neighbour(kit: Kit) -> None:
+    """A lost seat is filled first; the living neighbour that was to move still serves its state."""
+    bench = training(kit, PlannerCore(), spares=2)
+    bench.hear(kit.up("m3", mode="sandbox"), kit.up("m4", mode="sandbox"), kit.failed("m1"))
+    bench.hear(kit.assigned("m0", "m3", "inc-a", "move"), kit.assigned("m1", "m4", "inc-b"))
+    assert plans(bench)[-1].machines == ("m0", "m4", "m2")
+    assert plans(bench)[-1].incidents == ("inc-b",)
+
+
+def test_the_only_machine_does_not_move(kit: Kit) -> None:
+    """A job of one machine has nobody to copy its state from: the move is refused with that reason."""
+    bench = kit.Bench(StandbyCore())
+    bench.hear(kit.submitted(machines=1), kit.joined("m0"), kit.joined("m1"))
+    bench.hear(kit.launch("m0", 0, n=1), kit.up("m0"))
+    bench.hear(say.MoveRequested(machine="m0"))
+    (refused,) = [event for event in bench.said if isinstance(event, say.MoveRefused)]
+    assert "only machine" in refused.reason

@@ -7,7 +7,9 @@ failed, which spare is chosen, whether an epoch comes about.
 The phases are a table, walked until no trigger holds.  Four rules are behind it.
 
 - *Epochs only grow.*  An epoch that was named once is never named again, whatever became of it.
-- *One plan for everything that is open.*  All open assignments (and a repair) go into one layout.
+- *One plan for everything that is open.*  All open assignments (and a repair) go into one layout;
+  only the move of a machine that still works waits while a neighbouring seat changes, because
+  neighbours keep each other's private state.
 - *No plan with a dead machine in it.*  While a machine of the resulting layout is dead, or one of
   its ranks has no endpoint, the planner waits: the missing assignment is on its way.
 - *Nothing to keep, nothing to repair.*  Until a generation has a committed step and a recording
@@ -299,10 +301,25 @@ class PlannerCore(Decider):
     def _first_layout(self) -> tuple[Endpoint, ...] | None:
         return self._endpoints_of((m, self.roster.life(m) or "") for m in self.roster.members)
 
+    def _due(self) -> dict[str, Change]:
+        """The open changes that the next plan makes, by incident.
+
+        Each seat keeps the private state of the seat before it (``guardian_of``), so a machine that
+        still works is not replaced together with a neighbour: its move waits for the plan after.
+        """
+        roster, size = self.roster, self.roster.size
+        lost = {i: c for i, c in self._changes.items() if roster.dead(roster.seats[c.seat])}
+        due = dict(lost)
+        for incident, change in self._changes.items():
+            neighbours = {(change.seat - 1) % size, (change.seat + 1) % size}
+            if incident not in lost and not neighbours & {other.seat for other in due.values()}:
+                due[incident] = change
+        return due
+
     def _seated(self) -> dict[int, Life]:
-        """Who sits where after all open changes."""
+        """Who sits where after all changes that are due."""
         seated = {seat: (m, self.roster.life(m) or "") for seat, m in self.roster.seats.items()}
-        seated.update({change.seat: change.joiner for change in self._changes.values()})
+        seated.update({change.seat: change.joiner for change in self._due().values()})
         return seated
 
     def _needs_repair(self) -> bool:
@@ -349,9 +366,10 @@ class PlannerCore(Decider):
         endpoints = self._next()
         assert endpoints is not None, "a change has every endpoint"
         roster, base = self.roster, Layout(self.roster.epoch, self.roster.members, self.roster.slots)
-        pairs = {base.machines[change.seat]: change.joiner[0] for change in self._changes.values()}
+        due = self._due()
+        pairs = {base.machines[change.seat]: change.joiner[0] for change in due.values()}
         layout = base.replaced(self._epoch(), pairs)
-        incidents = [*self._changes]
+        incidents = [*due]
         if self._needs_repair() and self._repair is not None and self._repair[1] not in incidents:
             incidents.append(self._repair[1])
         kind: SwitchKind = "repair"

@@ -114,6 +114,8 @@ class StandbyCore(Decider):
             return f"{machine} has no seat in the job; members are {members}"
         if roster.dead(machine) or self._gap_of(roster.seat_of(machine)) is not None:
             return f"{machine} is being replaced already"
+        if roster.size == 1:
+            return f"{machine} is the job's only machine: nobody else has its state"
         if not roster.replaceable:
             return (
                 f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"
