@@ -40,6 +40,7 @@ class Call:
         in_place: the outputs also hold the input, so swallowing leaves them as they are.
         walk: makes the walk, given the group; works on flat contiguous memory.
         after: copies the result from flat memory to the outputs where these differ.
+        number: the how-many-th call of its group this is; set when it is carried out.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Call:
     in_place: bool
     walk: Callable[[Group, int], Steps]
     after: Callable[[], None] | None = None
+    number: int = 0
 
     @property
     def tag(self) -> int:
@@ -162,11 +164,12 @@ class Communicator:
         return frozenset(item for item in links if self.rank in (item.low, item.high))
 
     def _connect(self, current: Plan, info: GroupInfo) -> None:
-        plan = Plan(current.epoch, self.rank, current.peers, info.links)
+        plan = Plan(current.epoch, self.rank, current.peers, info.links, current.limit)
         ready = threading.Event()
         table = self.engine.table
         self.engine.call(lambda: table.extend(plan, lambda *_: ready.set()))
         if not ready.wait(plan.limit):
+            self.engine.call(lambda: table.abandon(plan.epoch))
             raise LinkError(
                 f"rank {self.rank}: the links of process group {info.name!r} (ranks {info.ranks}) were not "
                 f"made within {plan.limit:g} s; every rank must create the same groups in the same order"
@@ -184,6 +187,7 @@ class Communicator:
         """Carry a call out; the future's value is the list of output tensors."""
         info = self.groups[name]
         info.calls += 1
+        call.number = info.calls
         future: Future[Any] = Future()
         if self.player is not None:
             self.player.play(name, call)

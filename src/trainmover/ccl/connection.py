@@ -7,11 +7,13 @@ Receiving: a header is read, then its payload goes straight into the memory of t
 receive.  A frame of an older epoch is thrown away, one of a newer epoch waits until the engine
 gets there, and one that nobody has posted a receive for waits in the kernel (back pressure).
 When a receive is cancelled in the middle of a payload, the rest is thrown away, so the memory is
-its owner's again while the connection stays in step.
+its owner's again while the connection stays in step.  A peer that says BYE and hangs up has left in
+good order; only whoever still waits for it, or sends to it, has lost something.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import deque
 from typing import Protocol
@@ -20,6 +22,8 @@ from trainmover.ccl import frames
 from trainmover.errors import LinkError
 
 Buffer = memoryview
+
+LEFT = "the peer has left the job"
 
 
 class Waiter(Protocol):
@@ -62,7 +66,7 @@ class Listener(Protocol):
         """True while frames of the current epoch are thrown away."""
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
-        """The connection ended or its peer broke the protocol."""
+        """The connection ended or its peer broke the protocol (see ``connection.fault``)."""
 
     def break_received(self, connection: Connection, epoch: int) -> None:
         """The peer says that its epoch is broken."""
@@ -91,6 +95,8 @@ class Connection:
         self.closed = False
         self.said_bye = False
         self.peer_said_bye = False
+        self.fault: LinkError | None = None
+        """How the peer broke the protocol, once it has."""
         self._listener = listener
         self._out: deque[_Out] = deque()
         self._posted: deque[Transfer] = deque()
@@ -103,6 +109,7 @@ class Connection:
         self._fill = 0
         self._ahead = memoryview(b"")
         self._hung_up = False
+        self._left = False
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -120,8 +127,8 @@ class Connection:
 
     @property
     def ended(self) -> bool:
-        """True when the peer has hung up: nothing more will move on the socket."""
-        return self._hung_up or self.closed
+        """True when the peer has left in good order, or the connection is closed: nothing more will move."""
+        return self._left or self.closed
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -135,6 +142,13 @@ class Connection:
         self._posted.clear()
         self._target = None
 
+    def leave(self) -> None:
+        """Close a link that is over, in good order: the peer is told, unless a frame is partly out."""
+        if not (self.closed or self._hung_up or (self._out and self._out[0].started)):
+            with contextlib.suppress(OSError):
+                self.sock.send(frames.pack(frames.BYE, self._listener.epoch))
+        self.close()
+
     def new_epoch(self) -> None:
         """The engine moved on: drop what belonged to the old epoch, look at what waited for this one."""
         self.cancel()
@@ -142,11 +156,10 @@ class Connection:
         self._pump_in()
 
     def cancel(self) -> None:
-        """Forget posted receives and unsent frames; a frame that is partly out is finished."""
+        """Forget posted receives and unsent frames; signals and a frame that is partly out still go."""
         self._posted.clear()
         self._target = None
-        while self._out and not self._out[-1].started:
-            self._out.pop()
+        self._out = deque(item for item in self._out if item.started or item.transfer is None)
         self._listener.interest_changed(self)
 
     # -- sending -------------------------------------------------------------------------------
@@ -173,7 +186,7 @@ class Connection:
             return
         if self._hung_up:
             if item.transfer is not None:
-                self._lost("the peer has left the job")
+                self._lost(LEFT)
             return
         self._out.append(item)
         if len(self._out) == 1:
@@ -210,6 +223,8 @@ class Connection:
         """Post memory for the next payload of the current epoch."""
         self._posted.append(transfer)
         self._pump_in()
+        if self._starved:
+            self._lost(LEFT)
 
     def readable(self) -> None:
         """Read what is there and may be read."""
@@ -230,8 +245,16 @@ class Connection:
         self._pump_in()
         if not self._ends_with_bye():
             self._lost("the peer closed the connection")
+        elif self._starved:
+            self._lost(LEFT)
         else:
+            self._left = True
             self._listener.interest_changed(self)
+
+    @property
+    def _starved(self) -> bool:
+        """True when a receive waits for what can no longer come."""
+        return self._hung_up and bool(self._posted or self._target)
 
     def _ends_with_bye(self) -> bool:
         if self.peer_said_bye:
@@ -260,6 +283,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             pass
         except LinkError as error:
+            self.fault = error
             self._lost(str(error))
             return
         except OSError as error:

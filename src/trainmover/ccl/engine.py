@@ -13,6 +13,7 @@ epoch ends that state.  How connections come to be is :mod:`trainmover.ccl.table
 from __future__ import annotations
 
 import heapq
+import inspect
 import itertools
 import logging
 import os
@@ -25,7 +26,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from trainmover.ccl import frames
-from trainmover.ccl.connection import Connection, Transfer
+from trainmover.ccl.connection import Connection, Mismatch, Transfer
 from trainmover.ccl.table import LinkTable, Plan
 from trainmover.errors import LinkError, TrainMoverError
 
@@ -35,6 +36,8 @@ Steps = Generator[list[Transfer], None, Any]
 """A walk's body: yields the transfers that must finish before it goes on; returns its result."""
 
 LIMIT_CHECK_SECONDS = 1.0
+
+STOPPED = "the engine has stopped"
 
 
 class EpochBroken(TrainMoverError):
@@ -93,9 +96,9 @@ class Walk:
             return True
 
     def drop(self) -> None:
-        """Never wake again."""
+        """Never wake again. A walk whose own send broke the epoch is still running: it ends by itself."""
         self.engine = None
-        if self.steps is not None:
+        if self.steps is not None and inspect.getgeneratorstate(self.steps) != inspect.GEN_RUNNING:
             self.steps.close()
 
 
@@ -122,6 +125,7 @@ class Engine:
         self._on_lost = on_lost
         self._epoch = 0
         self._broken = False
+        self._reason = ""
         self._void: dict[int, str] = {}
         self._queues: dict[str, deque[Walk]] = {}
         self._runnable: deque[Walk] = deque()
@@ -134,6 +138,8 @@ class Engine:
         self._poll.register(self._wake_fd, select.EPOLLIN)
         self._watched: dict[int, tuple[Connection, int]] = {}
         self._stopping = False
+        self._ended = False
+        self._door = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="trainmover-engine", daemon=True)
         table.attach(self)
         self._thread.start()
@@ -148,15 +154,23 @@ class Engine:
     def broken(self) -> bool:
         return self._broken
 
-    def call(self, action: Callable[[], None]) -> None:
-        """Run ``action`` on the engine's thread."""
-        self._calls.append(action)
-        if not self._awake:
-            self._awake = True
-            os.eventfd_write(self._wake_fd, 1)
+    def call(self, action: Callable[[], None]) -> bool:
+        """Run ``action`` on the engine's thread. False: the engine has stopped, it will not run."""
+        with self._door:
+            if self._ended:
+                return False
+            self._calls.append(action)
+            if not self._awake:
+                self._awake = True
+                os.eventfd_write(self._wake_fd, 1)
+        return True
 
     def ask(self, action: Callable[[], Any], limit: float = 30.0) -> Any:
-        """Run ``action`` on the engine's thread and wait for what it returns."""
+        """Run ``action`` on the engine's thread and wait for what it returns.
+
+        Raises:
+            EpochBroken: the engine has stopped.
+        """
         answer: Future[Any] = Future()
 
         def run() -> None:
@@ -165,12 +179,14 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - handed to whoever asked
                 answer.set_exception(error)
 
-        self.call(run)
+        if not self.call(run):
+            raise EpochBroken(STOPPED)
         return answer.result(limit)
 
     def submit(self, key: str, walk: Walk) -> None:
         """Queue a walk behind the earlier ones of the same key (a group's channel)."""
-        self.call(lambda: self._enqueue(key, walk))
+        if not self.call(lambda: self._enqueue(key, walk)):
+            walk.abort(STOPPED)
 
     def run(self, key: str, label: str, body: Callable[[], Steps], limit: float) -> Any:
         """Submit a walk and wait for its result.
@@ -219,15 +235,26 @@ class Engine:
         self.later(LIMIT_CHECK_SECONDS, self._check_limits)
         leave_at = 0.0
         while True:
-            self._once()
+            try:
+                self._once()
+            except Exception as error:
+                log.exception("the engine failed")
+                self.fatal = error
+                self._break(f"the engine failed: {error!r}", None)
             if self._stopping:
                 now = time.monotonic()
                 leave_at = leave_at or now + 3.0
                 if now > leave_at or not any(c.wants_write for c in self.table.connections()):
                     break
+        self._broken, self._reason = True, STOPPED
+        self._end_walks(STOPPED)
         self.table.close()
-        self._poll.close()
-        os.close(self._wake_fd)
+        with self._door:
+            self._ended = True
+            self._poll.close()
+            os.close(self._wake_fd)
+        while self._calls:
+            self._guard(self._calls.popleft())
 
     def _once(self) -> None:
         timeout = 0.2 if self._stopping else 5.0
@@ -271,7 +298,7 @@ class Engine:
 
     def _enqueue(self, key: str, walk: Walk) -> None:
         if self._broken:
-            walk.abort("the epoch is broken")
+            walk.abort(f"epoch {self._epoch} is broken: {self._reason}")
             return
         walk.engine, walk.key = self, key
         queue = self._queues.setdefault(key, deque())
@@ -288,6 +315,8 @@ class Engine:
             return
         try:
             walk.advance()
+            if walk.engine is None:
+                walk.drop()
             return
         except StopIteration as stop:
             result = stop.value
@@ -295,16 +324,26 @@ class Engine:
             self._break(f"{walk.label}: {error}", None)
             return
         except Exception as error:
+            if walk.engine is None:
+                return
             log.exception("%s failed", walk.label)
             self.fatal = error
             self._break(f"{walk.label} failed: {error!r}", None)
+            return
+        if walk.engine is None:
             return
         queue = self._queues[walk.key]
         queue.popleft()
         if queue:
             self._begin(queue[0])
         walk.engine = None
-        self._guard(lambda: walk.done(result))
+        try:
+            walk.done(result)
+        except Exception as error:
+            log.exception("the result of %s could not be delivered", walk.label)
+            self.fatal = error
+            self._break(f"{walk.label} failed: {error!r}", None)
+            self._abort(walk, str(error))
 
     def _check_limits(self) -> None:
         now = time.monotonic()
@@ -319,23 +358,30 @@ class Engine:
     def _break(self, reason: str, peer: int | None, told: bool = False) -> None:
         if self._broken:
             return
-        self._broken = True
+        self._broken, self._reason = True, reason
         log.info("epoch %d is broken: %s", self._epoch, reason)
+        for connection in self.table.connections():
+            connection.cancel()
+            connection.signal(frames.BREAK)
+            connection.readable()
+        self._end_walks(reason)
+        self._on_break(self._epoch, peer, reason, told)
+
+    def _end_walks(self, reason: str) -> None:
         walks = [walk for queue in self._queues.values() for walk in queue]
         self._queues.clear()
         self._runnable.clear()
         for walk in walks:
             walk.drop()
-        for connection in self.table.connections():
-            connection.cancel()
-            connection.signal(frames.BREAK)
-            connection.readable()
         for walk in walks:
-            try:
-                walk.abort(reason)
-            except Exception:
-                log.exception("%s could not be aborted", walk.label)
-        self._on_break(self._epoch, peer, reason, told)
+            self._abort(walk, reason)
+
+    @staticmethod
+    def _abort(walk: Walk, reason: str) -> None:
+        try:
+            walk.abort(reason)
+        except Exception:
+            log.exception("%s could not be aborted", walk.label)
 
     def _adopt(self, plan: Plan) -> dict[str, int]:
         if plan.epoch <= self._epoch:
@@ -365,6 +411,8 @@ class Engine:
         if self._stopping:
             return
         if in_use:
+            if isinstance(connection.fault, Mismatch):
+                self.fatal = connection.fault
             self._break(f"lost rank {connection.peer}: {reason}", connection.peer)
         else:
             self._on_lost(connection, reason)
@@ -382,6 +430,7 @@ class Engine:
             return
         if connection.ended:
             self.unwatch(connection)
+            self.table.left(connection)
             return
         mask = self._mask(connection)
         if mask != entry[1]:

@@ -105,12 +105,13 @@ class TrainMoverGroup(dist.ProcessGroup):
         return _work(self._start(self._reduction_call(name, tensor, operation, root)))
 
     def _reduction_call(self, name: str, tensor: torch.Tensor, operation: str, root: int | None) -> Call:
+        if root is not None:
+            self._mesh_only(name)
         combine, size = combine_of(operation), self.size()
         flat, back = _flat(tensor)
 
         def walk(group: walks.Group, tag: int) -> Steps:
             if root is not None:
-                self._mesh_only(name)
                 yield from walks.reduce(group, flat, root, combine, tag)
             elif size <= MESH_LIMIT:
                 yield from walks.all_reduce(group, flat, combine, tag)
@@ -151,12 +152,17 @@ class TrainMoverGroup(dist.ProcessGroup):
     def _reduce_scatter_call(
         self, output: torch.Tensor, whole: torch.Tensor, counts: list[int], operation: str
     ) -> Call:
+        self._mesh_only("reduce_scatter")
         combine, size = combine_of(operation), self.size()
-        flat, back = _flat(output)
+        flat, back = _flat(output, fill=False)
         bounds = _runs(counts)
+        if bounds[-1][1] != whole.numel() or counts[self.rank()] != flat.numel():
+            raise LinkError(
+                f"reduce_scatter: {whole.numel()} elements in and {flat.numel()} out do not fit "
+                f"a group of {size}"
+            )
 
         def walk(group: walks.Group, tag: int) -> Steps:
-            self._mesh_only("reduce_scatter")
             yield from walks.reduce_scatter(group, whole, flat, bounds, combine, tag)
             finish(operation, flat, size)
 
@@ -194,7 +200,11 @@ class TrainMoverGroup(dist.ProcessGroup):
 
     def _all_gather_into(self, output: torch.Tensor, mine: torch.Tensor) -> Call:
         flat, back = _flat(output, fill=False)
-        parts = list(flat.view(self.size(), -1).unbind(0))
+        if flat.numel() != self.size() * mine.numel():
+            raise LinkError(
+                f"all_gather: {self.size()} x {mine.numel()} elements do not fit an output of {flat.numel()}"
+            )
+        parts = _equal_parts(flat, self.size())
         return self._all_gather_call(parts, mine, [output], back)
 
     def _all_gather_call(
@@ -214,6 +224,7 @@ class TrainMoverGroup(dist.ProcessGroup):
         return Call("all_gather", _shape(mine), list(outputs or parts), False, walk, _chain(after, back))
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
+        self._mesh_only("gather")
         (mine,) = _one(inputs, "gather")
         root = int(opts.rootRank)
         parts = outputs[0] if outputs else []
@@ -221,7 +232,6 @@ class TrainMoverGroup(dist.ProcessGroup):
         source, _ = _flat(mine)
 
         def walk(group: walks.Group, tag: int) -> Steps:
-            self._mesh_only("gather")
             return walks.gather(group, source, flats, root, tag)
 
         return _work(
@@ -229,13 +239,13 @@ class TrainMoverGroup(dist.ProcessGroup):
         )
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
+        self._mesh_only("scatter")
         (output,) = _one(outputs, "scatter")
         root = int(opts.rootRank)
         sources = [_flat(tensor)[0] for tensor in inputs[0]] if inputs else []
         flat, back = _flat(output, fill=False)
 
         def walk(group: walks.Group, tag: int) -> Steps:
-            self._mesh_only("scatter")
             return walks.scatter(group, sources, flat, root, tag)
 
         return _work(
@@ -268,30 +278,30 @@ class TrainMoverGroup(dist.ProcessGroup):
         inputs: Sequence[torch.Tensor],
         after: Callable[[], None] | None,
     ) -> Call:
+        self._mesh_only("all_to_all")
         sources = [_flat(tensor)[0] for tensor in inputs]
 
         def walk(group: walks.Group, tag: int) -> Steps:
-            self._mesh_only("all_to_all")
             return walks.all_to_all(group, sources, flats, tag)
 
         return Call("all_to_all", str(sources[0].dtype), outputs, False, walk, after)
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> dist.Work:
+        self._mesh_only("send")
         (tensor,) = _one(tensors, "send")
         flat, _ = _flat(tensor)
 
         def walk(group: walks.Group, frame_tag: int) -> Steps:
-            self._mesh_only("send")
             return walks.send(group, flat, peer, frame_tag)
 
         return _work(self._start(Call("send/recv", f"tag {tag}", [], True, walk), key=f"to {peer}"))
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> dist.Work:
+        self._mesh_only("recv")
         (tensor,) = _one(tensors, "recv")
         flat, back = _flat(tensor, fill=False)
 
         def walk(group: walks.Group, frame_tag: int) -> Steps:
-            self._mesh_only("recv")
             return walks.receive(group, flat, peer, frame_tag)
 
         return _work(
@@ -309,8 +319,8 @@ class TrainMoverGroup(dist.ProcessGroup):
         for tensor in call.outputs:
             if tensor.device.type != "cpu":
                 raise LinkError(
-                    f"{call.name}: tensors on {tensor.device} are not supported yet by the trainmover backend; "
-                    "move them to the CPU"
+                    f"{call.name}: tensors on {tensor.device} are not supported yet by the trainmover "
+                    "backend; move them to the CPU"
                 )
         future = self._communicator.run(self._key, call, None if key is None else f"{self._key} {key}")
         return future if value is None else _then(future, value)
@@ -378,9 +388,13 @@ def _runs(counts: list[int]) -> list[tuple[int, int]]:
     return found
 
 
+def _equal_parts(flat: torch.Tensor, size: int) -> Tensors:
+    return list(flat.view(size, flat.numel() // size).unbind(0))
+
+
 def _split(flat: torch.Tensor, shaped: torch.Tensor, splits: list[int], size: int) -> Tensors:
     if not splits:
-        return list(flat.view(size, -1).unbind(0))
+        return _equal_parts(flat, size)
     row = shaped.numel() // max(1, shaped.shape[0])
     return [flat[a:b] for a, b in _runs([count * row for count in splits])]
 

@@ -3,8 +3,8 @@
 Four messages, each a length-prefixed msgpack map of at most 4 KiB: the dialer says what it wants,
 the acceptor answers with a challenge and its own proof, the dialer proves itself, the acceptor
 agrees.  Both proofs are HMAC-SHA256 over the whole conversation with the job's secret, so neither
-side can be replayed or impersonated.  Blocking sockets with a limit: this runs on connector
-threads, beside training, never on the engine's thread.
+side can be replayed or impersonated.  Blocking sockets with a limit (the socket's timeout, for each
+message as a whole): this runs on connector threads, beside training, never on the engine's thread.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hmac
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -134,10 +135,15 @@ def _send(sock: socket.socket, message: dict[str, Any]) -> bytes:
 
 
 def _receive(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
-    (length,) = struct.unpack("<I", _exactly(sock, 4))
-    if length > MAX_MESSAGE:
-        raise LinkError(f"handshake: a message of {length} bytes (limit {MAX_MESSAGE})")
-    body = _exactly(sock, length)
+    limit = sock.gettimeout()
+    until = None if limit is None else time.monotonic() + limit
+    try:
+        (length,) = struct.unpack("<I", _exactly(sock, 4, until))
+        if length > MAX_MESSAGE:
+            raise LinkError(f"handshake: a message of {length} bytes (limit {MAX_MESSAGE})")
+        body = _exactly(sock, length, until)
+    finally:
+        sock.settimeout(limit)
     try:
         message = msgpack.unpackb(body, raw=False, strict_map_key=True)
     except Exception as error:
@@ -147,9 +153,14 @@ def _receive(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
     return message, body
 
 
-def _exactly(sock: socket.socket, size: int) -> bytes:
+def _exactly(sock: socket.socket, size: int, until: float | None) -> bytes:
     data = bytearray()
     while len(data) < size:
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise LinkError("handshake: the peer does not finish its message")
+            sock.settimeout(left)
         piece = sock.recv(size - len(data))
         if not piece:
             raise LinkError("handshake: the peer closed the connection")

@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trainmover.ccl import frames
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.handshake import Hello, accept, dial
 from trainmover.errors import LinkError, TrainMoverError
@@ -87,7 +86,6 @@ class _Pending:
     ready: Callable[[float, int, int], None]
     started: float
     kept: int
-    dialling: set[Link] = field(default_factory=set)
     announced: bool = False
 
 
@@ -107,6 +105,7 @@ class LinkTable:
         self._slots: dict[Link, Slot] = {}
         self._aside: dict[tuple[Link, str], tuple[int, Connection]] = {}
         self._pending: dict[int, _Pending] = {}
+        self._dialling: set[tuple[Link, str]] = set()
         self._engine: Engine | None = None
         self._listener = socket.create_server((host, 0), backlog=1024)
         self._listener.setblocking(False)
@@ -186,22 +185,22 @@ class LinkTable:
             slot.connection = found[1]
             counts["swapped"] += 1
         for link in [link for link in self._slots if link not in plan.links]:
-            counts["closed"] += self._discard(self._slots.pop(link).connection)
+            counts["closed"] += self._discard(self._slots.pop(link).connection, over=True)
         for key in [key for key, (epoch, _) in self._aside.items() if epoch <= plan.epoch]:
-            self._discard(self._aside.pop(key)[1])
+            if not self._wanted_by_others(*key):
+                self._discard(self._aside.pop(key)[1], over=True)
         return counts
 
     def drop(self, links: list[Link]) -> None:
         """Close links for good (a group was destroyed, a state copy is done)."""
         for link in links:
-            slot = self._slots.pop(link, None)
-            if slot is not None and slot.connection is not None and not slot.connection.closed:
-                # The peer may drop it a little later: tell it that this end is no failure.
-                slot.connection.signal(frames.BYE)
-                self._discard(slot.connection)
+            if slot := self._slots.pop(link, None):
+                # The peer may drop it a little later: it is told that this end is no failure.
+                self._discard(slot.connection, over=True)
 
     def install(self, plan: Plan) -> None:
         """Add the plan's links to the current epoch (a new group), without ending any other."""
+        self._pending.pop(plan.epoch, None)
         for link in plan.links:
             life = plan.peers[link.other(plan.rank)].life
             found = self._aside.pop((link, life), None)
@@ -227,9 +226,16 @@ class LinkTable:
                 slot.connection, in_use = None, True
         for key in [key for key, (_, aside) in self._aside.items() if aside is connection]:
             del self._aside[key]
-        for epoch in list(self._pending):
-            self._ensure(epoch)
+        self._ensure_all()
         return in_use
+
+    def left(self, connection: Connection) -> None:
+        """The peer hung up in good order. A link in use notices when it is needed; one put aside is gone."""
+        gone = [key for key, (_, aside) in self._aside.items() if aside is connection]
+        for key in gone:
+            self._discard(self._aside.pop(key)[1])
+        if gone:
+            self._ensure_all()
 
     def close(self) -> None:
         """Close everything."""
@@ -257,6 +263,17 @@ class LinkTable:
             ):
                 yield link
 
+    def _wanted_by_others(self, link: Link, life: str) -> bool:
+        """True when a coming epoch counts on a connection to that process for the link."""
+        return any(
+            link in item.plan.links and item.plan.peers[link.other(item.plan.rank)].life == life
+            for item in self._pending.values()
+        )
+
+    def _ensure_all(self) -> None:
+        for epoch in list(self._pending):
+            self._ensure(epoch)
+
     def _ensure(self, epoch: int) -> None:
         pending = self._pending.get(epoch)
         if pending is None or self._closed:
@@ -264,8 +281,9 @@ class LinkTable:
         plan, open_links = pending.plan, 0
         for link in sorted(self._wanted(plan)):
             open_links += 1
-            if link.low == plan.rank and link not in pending.dialling:
-                pending.dialling.add(link)
+            key = link, plan.peers[link.high].life
+            if link.low == plan.rank and key not in self._dialling:
+                self._dialling.add(key)
                 self._connectors.submit(self._dial, plan, link)
         if not open_links and not pending.announced:
             pending.announced = True
@@ -273,38 +291,42 @@ class LinkTable:
             pending.ready(time.monotonic() - pending.started, made, pending.kept)
 
     def _dialled(self, plan: Plan, link: Link, sock: socket.socket | None, reason: str) -> None:
-        pending = self._pending.get(plan.epoch)
-        if pending is not None:
-            pending.dialling.discard(link)
-        if self._closed or pending is None or pending.plan is not plan:
+        peer = plan.peers[link.high]
+        self._dialling.discard((link, peer.life))
+        if self._closed:
             if sock is not None:
                 sock.close()
             return
         if sock is not None:
-            self._put_aside(link, link.high, plan.peers[link.high], plan.epoch, sock)
+            self._put_aside(link, link.high, peer, plan.epoch, sock)
             return
-        if time.monotonic() - pending.started > plan.limit:
+        pending = self._pending.get(plan.epoch)
+        if pending is not None and time.monotonic() - pending.started > plan.limit:
             log.warning("gave up on link %s of epoch %d: %s", link, plan.epoch, reason)
             return
-        log.debug("link %s of epoch %d: %s; trying again", link, plan.epoch, reason)
-        self.engine.later(RETRY_SECONDS, lambda: self._ensure(plan.epoch))
+        if self._wanted_by_others(link, peer.life):
+            log.debug("link %s of epoch %d: %s; trying again", link, plan.epoch, reason)
+            self.engine.later(RETRY_SECONDS, self._ensure_all)
 
     def _put_aside(self, link: Link, rank: int, peer: Peer, epoch: int, sock: socket.socket) -> None:
         sock.setblocking(False)
         connection = Connection(sock, rank, peer.life, self.engine)
         old = self._aside.pop((link, peer.life), None)
         if old is not None:
-            self._discard(old[1])
+            self._discard(old[1], over=True)
         self._aside[link, peer.life] = (epoch, connection)
         self.engine.watch(connection)
-        for pending in list(self._pending):
-            self._ensure(pending)
+        self._ensure_all()
 
-    def _discard(self, connection: Connection | None) -> int:
+    def _discard(self, connection: Connection | None, *, over: bool = False) -> int:
+        """Close a connection; ``over``: its link ends in good order, so tell the peer."""
         if connection is None or connection.closed:
             return 0
         self.engine.unwatch(connection)
-        connection.close()
+        if over:
+            connection.leave()
+        else:
+            connection.close()
         return 1
 
     # -- connector threads ---------------------------------------------------------------------
@@ -322,7 +344,8 @@ class LinkTable:
                 sock.close()
                 sock = None
         finished = sock
-        self.engine.call(lambda: self._dialled(plan, link, finished, reason))
+        if not self.engine.call(lambda: self._dialled(plan, link, finished, reason)) and finished:
+            finished.close()
 
     def socket_ready(self, fd: int) -> None:
         """The listener has somebody at the door (engine's thread)."""
@@ -342,7 +365,8 @@ class LinkTable:
             log.info("a connection was not accepted: %s", error)
             sock.close()
             return
-        self.engine.call(lambda: self._heard(hello, sock))
+        if not self.engine.call(lambda: self._heard(hello, sock)):
+            sock.close()
 
     def _refusal(self, hello: Hello) -> str | None:
         if hello.job != self.job:

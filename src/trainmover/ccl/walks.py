@@ -20,6 +20,7 @@ from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Engine, Steps
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.table import Slot
+from trainmover.errors import LinkError
 from trainmover.topology.bracket import bracket, leader, merges
 from trainmover.topology.links import link
 
@@ -76,6 +77,7 @@ class Group:
         """Start sending memory that ``keep`` owns."""
         transfer = Transfer(view, tag, keep)
         self.slot(member).connected.send(transfer)
+        self._go_on()
         return transfer
 
     def receive(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
@@ -86,17 +88,25 @@ class Group:
         """Post memory that ``keep`` owns for the next bytes from a member."""
         transfer = Transfer(view, tag, keep)
         self.slot(member).connected.receive(transfer)
+        self._go_on()
         return transfer
+
+    def _go_on(self) -> None:
+        """End the walk when its own transfer has broken the epoch: its memory is the caller's again."""
+        if self.engine.broken:
+            raise LinkError("the epoch has broken")
 
     def scratch(self, member: int, like: torch.Tensor, count: int, half: int = 0) -> torch.Tensor:
         """``count`` elements of the link's staging memory (one of its two halves)."""
+        if not count:
+            return like.new_empty(0)
         room = max(PIECE_BYTES, WHOLE_BYTES)
         view = self.slot(member).scratch(2 * room)[half * room :]
         return torch.frombuffer(view, dtype=like.dtype, count=count)
 
 
 def slices(count: int, size: int) -> list[tuple[int, int]]:
-    """Cut ``count`` elements into ``size`` nearly equal runs ``(start, end)``, multiples of 16 but the last."""
+    """Cut ``count`` elements into ``size`` nearly equal runs ``(start, end)``, multiples of 16 but one."""
     step = -(-count // size)
     step = -(-step // 16) * 16
     return [(min(i * step, count), min((i + 1) * step, count)) for i in range(size)]

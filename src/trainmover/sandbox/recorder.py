@@ -34,29 +34,30 @@ class Recorder:
         self.folder, self.steps = folder, steps
         self._whole = whole
         self._lock = threading.Lock()
-        self._entries: list[Entry] = []
-        self._tensors: list[torch.Tensor] = []
+        self._seen: list[tuple[int, Entry, list[torch.Tensor]]] = []
         self._phase = 0
         self._todo: queue.SimpleQueue[Phase | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="trainmover-recorder", daemon=True)
         self._thread.start()
 
     def saw(self, group: str, call: Call) -> None:
-        """Keep one call's results."""
+        """Keep one call's results. Calls may complete in another order than they were made in."""
+        entry = Entry(group, call.name, call.detail, len(call.outputs))
+        tensors = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in call.outputs]
         with self._lock:
-            self._entries.append(Entry(group, call.name, call.detail, len(call.outputs)))
-            self._tensors += [tensor.detach().clone().contiguous() for tensor in call.outputs]
+            self._seen.append((call.number, entry, tensors))
 
     def drop_phase(self) -> None:
         """The step was void: forget what it brought."""
         with self._lock:
-            self._entries, self._tensors = [], []
+            self._seen = []
 
     def end_phase(self) -> bool:
         """The phase is committed. False when it was the last one and nothing more is wanted."""
         with self._lock:
-            phase = Phase(tuple(self._entries), tuple(self._tensors))
-            self._entries, self._tensors = [], []
+            seen, self._seen = sorted(self._seen, key=lambda item: item[0]), []
+        entries = tuple(entry for _, entry, _ in seen)
+        phase = Phase(entries, tuple(tensor for _, _, tensors in seen for tensor in tensors))
         self._todo.put(phase)
         self._phase += 1
         if self._phase > self.steps:
@@ -70,7 +71,7 @@ class Recorder:
             while (phase := self._todo.get()) is not None:
                 records.append(write_phase(self.folder, len(records), phase))
             self._whole(write_index(self.folder, records))
-        except OSError:
+        except Exception:
             log.exception(
                 "the recording in %s could not be written; standbys cannot warm from it", self.folder
             )

@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -77,20 +78,23 @@ def read(folder: Path) -> list[Phase]:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise JobError(f"no whole recording in {folder}: {error}") from error
-    if index.get("format") != FORMAT:
-        raise JobError(
-            f"the recording in {folder} has format {index.get('format')}, this version reads {FORMAT}"
-        )
-    phases = []
-    for record in index["phases"]:
-        path = folder / record["file"]
-        if hashlib.sha256(path.read_bytes()).hexdigest() != record["sha256"]:
-            raise JobError(f"{path} is damaged: its checksum is not the index's")
-        tensors = load_file(path)
-        phases.append(
-            Phase(
-                tuple(Entry(**entry) for entry in record["entries"]),
-                tuple(tensors[key] for key in sorted(tensors)),
-            )
-        )
-    return phases
+    found = index.get("format") if isinstance(index, dict) else None
+    if found != FORMAT:
+        raise JobError(f"the recording in {folder} has format {found}, this version reads {FORMAT}")
+    try:
+        return [_read_phase(folder, record) for record in index["phases"]]
+    except OSError as error:
+        raise JobError(f"no whole recording in {folder}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise JobError(f"{folder / INDEX} is damaged: {error!r}") from error
+
+
+def _read_phase(folder: Path, record: dict[str, Any]) -> Phase:
+    path = folder / Path(record["file"]).name
+    if hashlib.sha256(path.read_bytes()).hexdigest() != record["sha256"]:
+        raise JobError(f"{path} is damaged: its checksum is not the index's")
+    tensors = load_file(path)
+    entries = tuple(Entry(**entry) for entry in record["entries"])
+    if sum(entry.outputs for entry in entries) != len(tensors):
+        raise JobError(f"{path} is damaged: it has {len(tensors)} tensors, not those of the index's entries")
+    return Phase(entries, tuple(tensors[key] for key in sorted(tensors)))

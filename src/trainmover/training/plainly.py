@@ -16,6 +16,7 @@ from trainmover.errors import ConfigError, DecodeError
 _TENSOR = "__tensor__"
 _TUPLE = "__tuple__"
 _PAIRS = "__pairs__"
+_INT = "__int__"
 
 
 def pack(value: Any, what: str) -> bytes:
@@ -32,11 +33,13 @@ def unpack(data: bytes | memoryview) -> Any:
     """The value of :func:`pack`'s bytes."""
     try:
         return _rich(msgpack.unpackb(data, raw=False, strict_map_key=False))
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RuntimeError, msgpack.UnpackException) as error:
         raise DecodeError(f"state from another rank is not plain data: {error}") from error
 
 
 def _plain(value: Any, path: str) -> Any:
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return {_INT: str(value)}
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     if isinstance(value, torch.Tensor):
@@ -65,12 +68,16 @@ def _rich(value: Any) -> Any:
     if isinstance(value, dict):
         if _TENSOR in value:
             dtype, shape, data = value[_TENSOR]
-            kind = getattr(torch, str(dtype))
+            kind = getattr(torch, str(dtype), None)
+            if not isinstance(kind, torch.dtype):
+                raise ValueError(f"{dtype!r:.40} is no dtype")
             return (
                 torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)
                 if data
                 else torch.empty(shape, dtype=kind)
             )
+        if _INT in value:
+            return int(value[_INT])
         if _TUPLE in value:
             return tuple(_rich(item) for item in value[_TUPLE])
         if _PAIRS in value:

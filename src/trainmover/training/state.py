@@ -34,7 +34,7 @@ class TrackedState:
         self.optimizers: dict[str, Optimizer] = {}
         self.shared: dict[str, Any] = {}
         self.private: dict[str, Any] = {}
-        self._shadow: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._shadow: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._random: dict[str, Any] = {}
 
     def add(self, name: str, thing: Any) -> None:
@@ -164,25 +164,25 @@ class TrackedState:
     # -- void and redo -------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """Remember what a step may change before its vote: buffers (forward passes write them)."""
+        """Remember what a step may change before its vote: buffers (forward passes write them).
+
+        All are copied every time: a tensor's version does not tell, since batch normalisation writes
+        its running statistics without counting it up.
+        """
         buffers = [tensor for module in self.modules.values() for tensor in module.buffers()]
         if len(buffers) != len(self._shadow) or any(
-            a is not b for a, (b, _, _) in zip(buffers, self._shadow, strict=False)
+            a is not b for a, (b, _) in zip(buffers, self._shadow, strict=False)
         ):
-            self._shadow = [(tensor, tensor.detach().clone(), tensor._version) for tensor in buffers]
+            self._shadow = [(tensor, tensor.detach().clone()) for tensor in buffers]
             return
-        for i, (tensor, copy, version) in enumerate(self._shadow):
-            if tensor._version != version:
-                copy.copy_(tensor)
-                self._shadow[i] = (tensor, copy, tensor._version)
+        for tensor, copy in self._shadow:
+            copy.copy_(tensor)
 
     def put_back(self) -> None:
         """Undo what a void step changed: buffers back, gradients dropped."""
         with torch.no_grad():
-            for i, (tensor, copy, version) in enumerate(self._shadow):
-                if tensor._version != version:
-                    tensor.copy_(copy)
-                    self._shadow[i] = (tensor, copy, tensor._version)
+            for tensor, copy in self._shadow:
+                tensor.copy_(copy)
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
