@@ -50,7 +50,7 @@ def step_times(side: str, folder: Path, chosen: Options) -> list[float]:
 
 def main() -> None:
     """Run, print, write."""
-    chosen = options(__doc__ or "", repeats=5, quick_repeats=2, steps=60, quick_steps=20)
+    chosen = options(__doc__ or "", repeats=5, quick_repeats=2, steps=60, quick_steps=18)
     where = environment()
     console = Console()
     sides = ("torchrun", "trainmover")
