@@ -37,9 +37,28 @@ def test_the_table_is_whole() -> None:
     check(TABLE, Health)
     assert not TABLE[Health.FAILED]
     assert not TABLE[Health.LEFT]
-    for state in (Health.WELL, Health.ASKED, Health.SUSPECTED):
-        for proof in ("rank exited", "lease expired", "lease stalled", "deserted", "replaced"):
+    for state in (Health.WELL, Health.ASKED, Health.LAPSED, Health.SUSPECTED):
+        for proof in ("rank exited", "lease stalled", "deserted", "replaced"):
             assert after(TABLE, state, proof) is Health.FAILED
+
+
+def test_a_lapsed_lease_is_checked_by_a_probe(bench: Any, kit: Kit) -> None:
+    """Missing heartbeats make health ask: a machine that answers was only busy, a silent one has failed."""
+    assert kit.brief(bench.hear(expired("m1"))) == ["probe m1"]
+    assert kit.brief(bench.hear(probed("m1", "alive"))) == []
+    assert kit.brief(bench.hear(expired("m1"))) == ["probe m1"]
+    assert kit.brief(bench.hear(probed("m1", "silent"))) == ["machine.failed machine=m1"]
+    lines = bench.said[-1].evidence
+    assert any("no heartbeat" in line for line in lines)
+    assert any("does not answer" in line for line in lines)
+
+
+def test_two_suspicions_are_proof(bench: Any, kit: Kit) -> None:
+    """A machine without heartbeats that also loses a link has failed, in either order."""
+    bench.hear(expired("m1"))
+    assert kit.brief(bench.hear(kit.broken("m0", "m1"))) == ["machine.failed machine=m1"]
+    bench.hear(kit.broken("m0", "m2"))
+    assert kit.brief(bench.hear(expired("m2"))) == ["machine.failed machine=m2"]
 
 
 def test_absence_is_proof(bench: Any, kit: Kit) -> None:
@@ -127,7 +146,7 @@ def test_a_life_fails_once(bench: Any, kit: Kit, first: int) -> None:
     """Whatever proof comes first and whatever follows, one life is declared dead once."""
     proofs = [
         kit.exited("m1", signal=11),
-        expired("m1"),
+        kit.joined("m1", "b"),
         say.LeaseStalled(machine="m1", incarnation="a", slot=0, state="stopped"),
         kit.left("m1"),
     ]
@@ -139,7 +158,7 @@ def test_a_new_life_replaces_the_old_one(bench: Any, kit: Kit) -> None:
     """A machine that joins again has lost its old life; the new one can fail on its own."""
     assert kit.brief(bench.hear(kit.joined("m1", "b"))) == ["machine.failed machine=m1"]
     assert bench.said[-1].incarnation == "a"
-    assert kit.brief(bench.hear(expired("m1", "b"))) == ["machine.failed machine=m1"]
+    assert kit.brief(bench.hear(kit.exited("m1", "b"))) == ["machine.failed machine=m1"]
 
 
 def test_a_released_leaver_does_not_fail(bench: Any, kit: Kit) -> None:
@@ -174,7 +193,7 @@ def test_a_script_that_raises_before_the_first_step(kit: Kit) -> None:
     bench = kit.Bench(HealthCore())
     bench.hear(kit.submitted(), *(kit.joined(f"m{i}") for i in range(3)))
     bench.hear(*(kit.launch(f"m{i}", i) for i in range(3)))
-    bench.hear(expired("m1"), kit.exited("m0", code=1, error="LinkError: m1"))
+    bench.hear(kit.exited("m1", signal=9), kit.exited("m0", code=1, error="LinkError: m1"))
     assert [event.type for event in bench.said] == ["machine.failed", "machine.failed"]
 
 

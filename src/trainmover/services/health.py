@@ -4,9 +4,10 @@ What lives here: the life of a machine as health sees it, and the rules by which
 ``machine.failed``, ``link.repair`` or ``job.failed``.  What never lives here: heartbeats (see
 ``leases``; a core hears only what became of them), sockets, replacements.
 
-Evidence is of two kinds.  *Proof* fails a machine at once: a rank's process exited, the lease
-expired or stalled, nobody listens under its name any more.  *Suspicion* makes health ask: a broken
-link accuses the machine at its other end, and the answer to a probe decides.  A machine that
+Evidence is of two kinds.  *Proof* fails a machine at once: a rank's process exited or is stopped by
+the system, nobody listens under its name any more.  *Suspicion* makes health ask: a broken link
+accuses the machine at its other end, a lease expired, and the answer to a probe decides; two
+suspicions together are proof.  A lapsed machine that answers was only busy.  An accused machine that
 answers gets :data:`GRACE` seconds for a ``rank.exited`` to arrive; if none does, both ends of the
 link live, so it is the link that is made again (``link.repair``), not a machine that is replaced.
 
@@ -74,6 +75,7 @@ class Health(StrEnum):
 
     WELL = "well"
     ASKED = "asked"
+    LAPSED = "lapsed"
     SUSPECTED = "suspected"
     FAILED = "failed"
     LEFT = "left"
@@ -83,7 +85,7 @@ TABLE: Table[Health] = {
     Health.WELL: {
         "accused": Health.ASKED,
         "rank exited": Health.FAILED,
-        "lease expired": Health.FAILED,
+        "lease expired": Health.LAPSED,
         "lease stalled": Health.FAILED,
         "deserted": Health.FAILED,
         "replaced": Health.FAILED,
@@ -95,6 +97,18 @@ TABLE: Table[Health] = {
         "absent": Health.FAILED,
         "rank exited": Health.FAILED,
         "lease expired": Health.FAILED,
+        "lease stalled": Health.FAILED,
+        "deserted": Health.FAILED,
+        "replaced": Health.FAILED,
+        "left": Health.LEFT,
+    },
+    Health.LAPSED: {
+        "alive": Health.WELL,
+        "lease returned": Health.WELL,
+        "accused": Health.FAILED,
+        "silent": Health.FAILED,
+        "absent": Health.FAILED,
+        "rank exited": Health.FAILED,
         "lease stalled": Health.FAILED,
         "deserted": Health.FAILED,
         "replaced": Health.FAILED,
@@ -157,7 +171,7 @@ class HealthCore(Decider):
             return False
         self._states[life] = state
         match state:
-            case Health.ASKED:
+            case Health.ASKED | Health.LAPSED:
                 self.do(Probe(*life))
             case Health.WELL:
                 self._settled(life[0])

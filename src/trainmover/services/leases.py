@@ -43,8 +43,8 @@ PERIOD: Final = 0.25
 SHORTEST: Final = 1.2
 """No silence shorter than this means anything."""
 
-LONGEST: Final = 2.5
-"""No machine is given longer than this."""
+LONGEST: Final = 1.8
+"""No machine is given longer than this; with the probe that follows it stays below 3 s."""
 
 PHI: Final = 8.0
 """A limit is the silence whose probability is 10 ** -PHI."""

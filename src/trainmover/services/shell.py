@@ -49,7 +49,7 @@ from trainmover.services.core import (
     timer_id,
 )
 
-PROBE_LIMIT: Final = 0.5
+PROBE_LIMIT: Final = 1.0
 """Seconds that a machine has to answer a probe."""
 
 PROBE_RETRY: Final = 0.2
