@@ -79,6 +79,20 @@ def test_a_void_step_leaves_no_trace() -> None:
     assert tracked.digest() == digest
 
 
+def test_a_void_step_does_not_count_for_the_scaler() -> None:
+    """GradScaler.update() is called whether the step counts or not; a void one is undone."""
+    replica = Replica()
+    for _ in range(2):
+        replica.tracked.keep()
+        replica.scaler.scale(replica.model(torch.randn(8, 3)).sum()).backward()
+        replica.scaler.step(replica.optimizer)
+        replica.scaler.update()
+        assert replica.scaler.state_dict()["_growth_tracker"] == 1
+        replica.tracked.put_back()
+        assert replica.scaler.state_dict()["_growth_tracker"] == 0
+    assert replica.scaler.get_scale() == 8.0
+
+
 def test_keeping_follows_the_buffers() -> None:
     """What is kept is the state at the last keep(), also after buffers were replaced."""
     replica = Replica()

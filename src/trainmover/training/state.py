@@ -35,6 +35,7 @@ class TrackedState:
         self.shared: dict[str, Any] = {}
         self.private: dict[str, Any] = {}
         self._shadow: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._scalers: dict[str, dict[str, Any]] = {}
         self._random: dict[str, Any] = {}
 
     def add(self, name: str, thing: Any) -> None:
@@ -164,11 +165,16 @@ class TrackedState:
     # -- void and redo -------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """Remember what a step may change before its vote: buffers (forward passes write them).
+        """Remember what a step may change without its vote: buffers (forward passes write them), scalers.
 
         All are copied every time: a tensor's version does not tell, since batch normalisation writes
         its running statistics without counting it up.
         """
+        self._scalers = {
+            name: thing.state_dict()
+            for name, thing in self.shared.items()
+            if not isinstance(thing, LRScheduler)
+        }
         buffers = [tensor for module in self.modules.values() for tensor in module.buffers()]
         if len(buffers) != len(self._shadow) or any(
             a is not b for a, (b, _) in zip(buffers, self._shadow, strict=False)
@@ -179,7 +185,9 @@ class TrackedState:
             copy.copy_(tensor)
 
     def put_back(self) -> None:
-        """Undo what a void step changed: buffers back, gradients dropped."""
+        """Undo what a void step changed: buffers and scalers back, gradients dropped."""
+        for name, saved in self._scalers.items():
+            self.shared[name].load_state_dict(saved)
         with torch.no_grad():
             for tensor, copy in self._shadow:
                 tensor.copy_(copy)

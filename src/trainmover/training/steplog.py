@@ -28,6 +28,10 @@ class StepLog:
         self._file.write(json.dumps({"kind": kind, **facts}) + "\n")
         self._file.flush()
 
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
 
 def peak_rss_bytes() -> int:
     """The process's peak resident memory so far."""
