@@ -35,6 +35,7 @@ from nats.errors import Error as NatsError
 from nats.errors import SlowConsumerError
 
 from trainmover.errors import BusError
+from trainmover.events.tasks import check_cancelled, end_tasks
 
 PING_SECONDS: Final = 1
 BEAT_SECONDS: Final = 1.0
@@ -49,8 +50,8 @@ SOON_SECONDS: Final = 10.0
 """Pauses between tries, in seconds: a restarted server is found soon, a dead one is not hammered."""
 
 CONNECT_SECONDS: Final = 2.0
+BARRIER_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 1.0
-CANCELS: Final = 20
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class Connection:
         self._trouble = "no answer"
         self._denied: list[str] = []
         self._heard = 0
+        self._tokens = itertools.count()
+        self._barriers: dict[bytes, asyncio.Future[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
@@ -189,7 +192,7 @@ class Connection:
         try:
             for route in routes:
                 await self._subscribe(client, route)
-            await client.flush(5)
+            await self._barrier(client)
         except (NatsError, OSError, TimeoutError) as error:
             if client is self._client and client.is_connected:
                 await self.unsubscribe(routes)
@@ -224,6 +227,7 @@ class Connection:
 
     async def _supervise(self) -> None:
         while not self._closed:
+            check_cancelled()
             await self._lost.wait()
             client, self._client = self._client, None
             logger.warning("%s lost the bus at %s: %s", self.name, self.where, self._trouble)
@@ -249,6 +253,7 @@ class Connection:
         pause = RETRY_FIRST
         began = asyncio.get_running_loop().time()
         while not self._closed:
+            check_cancelled()
             self._lost.clear()
             self._denied.clear()
             client = _Client()
@@ -302,7 +307,7 @@ class Connection:
         )
         for route in list(self._routes):
             await self._subscribe(client, route)
-        await client.flush(int(CONNECT_SECONDS))
+        await self._barrier(client)
         self._heard = 0
         self._client = client
         self._since = asyncio.get_running_loop().time()
@@ -350,10 +355,31 @@ class Connection:
 
     async def _on_beat(self, message: Arrived) -> None:
         self._heard += 1
+        waiting = self._barriers.get(message.data)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    async def _barrier(self, client: Client) -> None:
+        """Wait until the server has carried out all that this client was given.
+
+        (nats-py's ``flush`` does not: its PING goes out before commands that wait to be written.)
+
+        Raises:
+            TimeoutError: it has not within :data:`BARRIER_SECONDS`.
+        """
+        token = str(next(self._tokens)).encode()
+        self._barriers[token] = asyncio.get_running_loop().create_future()
+        try:
+            await client.publish(f"{self.inbox}.beat", token)
+            async with asyncio.timeout(BARRIER_SECONDS):
+                await self._barriers[token]
+        finally:
+            del self._barriers[token]
 
     async def _watch(self) -> None:
         missed = 0
-        while True:
+        while not self._closed:
+            check_cancelled()
             before, generation = self._heard, self.generation
             sent = await self.send(f"{self.inbox}.beat", b"")
             # Counted in rounds, not by the clock: a process that was frozen for a minute and goes
@@ -368,26 +394,6 @@ class Connection:
             if missed >= BEATS_MISSED:
                 missed = 0
                 self._lose(f"{BEATS_MISSED} messages to ourselves did not come back")
-
-
-async def end_tasks(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their end; never raises.
-
-    Once is not enough for a task that may be inside nats-py: it takes a cancellation that comes
-    while it closes for a time-out, and ``wait_for`` of Python 3.11 can lose one as well.
-    """
-    for _ in range(CANCELS):
-        pending = [task for task in tasks if not task.done()]
-        if not pending:
-            break
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=0.1)
-    for task in tasks:
-        if not task.done():
-            logger.error("%s does not end", task)
-        elif not task.cancelled() and task.exception() is not None:
-            logger.error("%s had failed", task, exc_info=task.exception())
 
 
 async def _discard(client: Client) -> None:

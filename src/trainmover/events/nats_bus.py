@@ -28,7 +28,7 @@ from trainmover.errors import BusError, DecodeError
 from trainmover.events.bus import Bus, Handler, ProbeAnswer
 from trainmover.events.catalogue import AREAS, DeadLetter
 from trainmover.events.codec import decode_message, encode_message
-from trainmover.events.connection import Arrived, Connection, end_tasks
+from trainmover.events.connection import Arrived, Connection
 from trainmover.events.envelope import SUBJECT_ROOT, Envelope, check_job, check_source, stream_name
 from trainmover.events.feed import RecentIds
 from trainmover.events.filters import check_filters, check_types
@@ -36,6 +36,7 @@ from trainmover.events.history import History
 from trainmover.events.nats_feed import NatsFeed
 from trainmover.events.probes import Prober
 from trainmover.events.publisher import Publisher
+from trainmover.events.tasks import end_tasks
 
 DUPLICATE_WINDOW: Final = 120.0
 """Seconds in which the stream drops a second message with the same id."""

@@ -19,11 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from trainmover.errors import BusError
-from trainmover.events.connection import Arrived, Connection, Route, end_tasks
+from trainmover.events.connection import Arrived, Connection, Route
 from trainmover.events.envelope import Envelope
 from trainmover.events.feed import QUEUE_LIMIT, FeedQueue
 from trainmover.events.filters import wanted
 from trainmover.events.history import History
+from trainmover.events.tasks import check_cancelled, end_tasks
 
 SWEEP_FIRST: Final = 1.0
 SWEEP_LAST: Final = 10.0
@@ -140,6 +141,7 @@ class NatsFeed(FeedQueue):
     async def _catch_up(self) -> None:
         pause = SWEEP_FIRST
         while True:
+            check_cancelled()
             try:
                 async with asyncio.timeout(pause):
                     await self._gap.wait()

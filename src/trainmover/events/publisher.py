@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainmover.errors import BusError
-from trainmover.events.connection import Arrived, Connection, end_tasks
+from trainmover.events.connection import Arrived, Connection
+from trainmover.events.tasks import check_cancelled, end_tasks
 
 WAITING_MESSAGES: Final = 65536
 """Messages that may wait for the log."""
@@ -155,6 +156,7 @@ class Publisher:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            check_cancelled()
             self._kick.clear()
             now = loop.time()
             for number, message in list(self._waiting.items()):
