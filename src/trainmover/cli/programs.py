@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
+import uvloop
 
 from trainmover.cli.access import Access, BusOption, JobOption, find
 
@@ -69,12 +70,13 @@ def machine(
     if os.getpgrp() != os.getpid():
         with contextlib.suppress(PermissionError):
             os.setpgid(0, 0)
-    raise typer.Exit(asyncio.run(_machine(access, name or machine_name(), slots, host)))
+    raise typer.Exit(uvloop.run(_machine(access, name or machine_name(), slots, host)))
 
 
 async def _machine(access: Access, name: str, slots: int, host: str) -> int:
     from trainmover.events.nats_bus import NatsBus
     from trainmover.machine.agent import Agent, MachineConfig
+    from trainmover.machine.children import set_niceness
 
     # Many programs may be starting at once on a small computer.
     bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}", limit=START_SECONDS)
@@ -83,6 +85,9 @@ async def _machine(access: Access, name: str, slots: int, host: str) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, agent.stop)
+        if "TRAINMOVER_STAND_BACK" in os.environ:
+            # Started as a spare beside training, it stood back while it loaded; now it must beat.
+            set_niceness(os.getpid(), 0)
         return await agent.run()
     finally:
         await bus.close()

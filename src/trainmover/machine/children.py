@@ -161,8 +161,7 @@ class Child:
     def renice(self) -> None:
         """Take the niceness back: the process is needed now."""
         for process in (self.pid, *(other.pid for other in _offspring(self.pid))):
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, process, 0)
+            set_niceness(process, 0)
 
     def last_words(self) -> str:
         """The last lines of its log since it was started; empty without a log."""
@@ -186,6 +185,14 @@ class Child:
         status = self._process.wait()
         self._exit = Exit(None, -status) if status < 0 else Exit(status, None)
         return self._exit
+
+
+def set_niceness(pid: int, niceness: int) -> None:
+    """Set the niceness of a process: on Linux each of its threads has one of its own."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
 
 
 def can_renice() -> bool:

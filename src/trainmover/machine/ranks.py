@@ -31,7 +31,8 @@ from trainmover.machine.environment import complete
 from trainmover.machine.rank_socket import RankLine
 from trainmover.machine.vitals import RankState, Reading
 
-STANDBY_NICENESS = 10
+STANDBY_NICENESS = 19
+"""A standby takes only the time that nobody else wants, until it is needed."""
 ERROR_CHARACTERS = 4000
 LAST_WORDS_SECONDS = 0.2
 QUIET_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM})

@@ -42,7 +42,8 @@ from trainmover.events.server import NatsServer
 from trainmover.faults import FaultSpec
 from trainmover.machine import registry
 from trainmover.machine.agent import FINISH_PATIENCE
-from trainmover.machine.children import Child, Exit, until_dead
+from trainmover.machine.children import Child, Exit, can_renice, until_dead
+from trainmover.machine.ranks import STANDBY_NICENESS
 from trainmover.machine.rundir import RunDir
 
 SERVICES: Final = ("health", "standby", "planner", "switcher")
@@ -187,25 +188,34 @@ class LocalRun:
             faults=tuple(str(spec) for spec in self.config.faults),
         )
 
-    def _start_machine(self, name: str | None = None) -> None:
+    def _start_machine(self, name: str | None = None, *, spare: bool = False) -> None:
         if name is None:
             name = f"m{self._next}"
             self._next += 1
         slots = str(self.config.ranks_per_machine)
-        child = self._start_program(name, "machine", "--name", name, "--slots", slots)
+        # A spare that starts beside training stands back until it has joined.
+        niceness = STANDBY_NICENESS if spare and can_renice() else 0
+        child = self._start_program(name, "machine", "--name", name, "--slots", slots, niceness=niceness)
         self._machines[name] = child
         self._keep(self._keep_machine(name, child))
 
-    def _start_program(self, name: str, *arguments: str) -> Child:
+    def _start_program(self, name: str, *arguments: str, niceness: int = 0) -> Child:
         environment = dict(os.environ) | {
             # Not on the command line: everybody on this computer can read that.
             "TRAINMOVER_BUS": self._url,
             "TRAINMOVER_JOB": self.job,
             "TRAINMOVER_SECRET": self._secret,
         }
+        if niceness:
+            environment["TRAINMOVER_STAND_BACK"] = "1"
         command = [sys.executable, "-m", "trainmover.cli", *arguments]
         return Child.start(
-            name, command, env=environment, log=self.run_dir.logs / f"{name}.log", own_group=True
+            name,
+            command,
+            env=environment,
+            log=self.run_dir.logs / f"{name}.log",
+            own_group=True,
+            niceness=niceness,
         )
 
     # -- keep up
@@ -269,7 +279,7 @@ class LocalRun:
                 case say.MachineJoined(machine=name):
                     self._joined.add(name)
                 case say.StandbyReplenish() if not self._ending:
-                    self._start_machine()
+                    self._start_machine(spare=True)
                 case say.JobCompleted():
                     self._finish(0)
                 case say.JobFailed(reason=reason):
