@@ -67,6 +67,11 @@ class Report:
     committed: int
     pending: int
 
+    @property
+    def member(self) -> bool:
+        """It can go on from what it has; in the first vote of a job that is before its first commit."""
+        return self.history or self.pending > 0
+
     def numbers(self) -> list[float]:
         """As numbers for the meeting's all-gather."""
         return [1.0 if self.history else 0.0, float(self.committed), float(self.pending)]
@@ -86,8 +91,8 @@ class Resolution:
 
     Attributes:
         committed: number of steps committed from now on.
-        members: ranks with history: sources of state.
-        joiners: ranks without history: they receive it.
+        members: ranks that have the state, or reach it by the step they voted for: sources of state.
+        joiners: ranks that have nothing yet: they receive it.
         ahead: ranks that had committed that many already; they know the step's metrics.
     """
 
@@ -98,7 +103,7 @@ class Resolution:
 
     def rolls_forward(self, report: Report) -> bool:
         """Whether the rank that gave this report must apply the step that it voted for."""
-        return report.history and report.committed < self.committed
+        return report.member and report.committed < self.committed
 
 
 def resolve(reports: Sequence[Report], *, start: bool) -> Resolution:
@@ -111,13 +116,13 @@ def resolve(reports: Sequence[Report], *, start: bool) -> Resolution:
     Raises:
         JobError: no rank has history (and this is no start), or a rank cannot reach the others.
     """
-    members = tuple(rank for rank, report in enumerate(reports) if report.history)
-    joiners = tuple(rank for rank, report in enumerate(reports) if not report.history)
     if start:
-        if members:
-            raise JobError(f"ranks {members} bring committed steps to a start from nothing")
+        if late := tuple(rank for rank, report in enumerate(reports) if report.history):
+            raise JobError(f"ranks {late} bring committed steps to a start from nothing")
         return Resolution(0, (), (), tuple(range(len(reports))))
-    if not members:
+    members = tuple(rank for rank, report in enumerate(reports) if report.member)
+    joiners = tuple(rank for rank, report in enumerate(reports) if not report.member)
+    if not any(report.history for report in reports):
         raise JobError("no rank of the new epoch has any committed state; nothing can be continued")
     committed = max(reports[rank].committed for rank in members)
     for rank in members:

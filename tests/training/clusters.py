@@ -1,0 +1,472 @@
+"""A job in one process: real sessions, boundaries and courses on threads, told what to do by a test.
+
+The test plays the machine programs and the services: it hears every event that a rank says and
+tells the ranks to prepare, to give up, or that a machine has failed.  Everything between the ranks
+is real, over sockets.  Only the generators of random numbers are shared between such ranks, so the
+gradients here are drawn from seeds.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from tests.ccl.worlds import LIMIT, sum_call, wait_until
+from trainmover.ccl.connection import tag_of
+from trainmover.ccl.engine import Steps
+from trainmover.errors import DecodeError, JobError, LinkError
+from trainmover.events.catalogue import (
+    Event,
+    JobCompleted,
+    MachineFailed,
+    RankFinished,
+    RankStarted,
+    StandbyParked,
+    SwitchAborted,
+    SwitchAdopted,
+    SwitchCommitted,
+    SwitchPrepare,
+    SwitchPrepared,
+)
+from trainmover.events.frames import Decoder, encode_frame
+from trainmover.topology.bracket import reduce_in_order
+from trainmover.training.boundary import Boundary
+from trainmover.training.environment import Environment
+from trainmover.training.job import Job, Step
+from trainmover.training.live import LiveCourse
+from trainmover.training.session import Released, Session
+from trainmover.training.state import TrackedState
+
+E = TypeVar("E", bound=Event)
+
+GROUP = "g"
+SIZE = 3001
+"""Elements of the one parameter: larger than what is reduced whole would be too slow to matter here."""
+
+
+class Model(nn.Module):
+    """One parameter, and a buffer that every step changes before the vote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(SIZE))
+        self.register_buffer("seen", torch.zeros(()))
+
+
+class Data:
+    """A rank's position in its data."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def gradient(rank: int, at: int) -> torch.Tensor:
+    """What a rank finds at a position of its data."""
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(1000 * at + rank))
+
+
+class Trainee:
+    """What is trained, as every rank makes it."""
+
+    def __init__(self) -> None:
+        self.model, self.data = Model(), Data()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.9)
+        self.tracked = TrackedState()
+
+    def learn(self, total: torch.Tensor, size: int) -> None:
+        """Everything before the vote, once the gradients are summed."""
+        self.model.seen.add_(total.sum())
+        self.model.weight.grad = total / size
+
+
+def undisturbed(size: int, steps: int, ranks_per_machine: int = 1) -> tuple[str, list[float]]:
+    """Digest and losses of a run without any fault, computed without the library."""
+    trainee = Trainee()
+    for name, thing in (
+        ("model", trainee.model),
+        ("optimizer", trainee.optimizer),
+        ("scheduler", trainee.scheduler),
+    ):
+        trainee.tracked.add(name, thing)
+    positions = tuple(rank // ranks_per_machine for rank in range(size))
+    losses = []
+    for at in range(1, steps + 1):
+        parts = [gradient(rank, at) for rank in range(size)]
+        total = reduce_in_order(positions, parts, torch.add)
+        trainee.learn(total, size)
+        means = [torch.tensor([float(part.mean())], dtype=torch.float64) for part in parts]
+        losses.append(float(reduce_in_order(positions, means, torch.add)) / size)
+        trainee.optimizer.step()
+        trainee.scheduler.step()
+    return trainee.tracked.digest(), losses
+
+
+class StandIn:
+    """A recording of nothing: every call returns at once."""
+
+    steps = 1
+    lenient = False
+
+    def play(self, group: str, call: Any) -> None:
+        call.swallow()
+
+    def next_phase(self) -> None:
+        """There is nothing to go on to."""
+
+
+class Doomed(Boundary):
+    """A boundary whose rank dies inside a vote, at a chosen point."""
+
+    when = ""
+    candidate = -1
+    told: Sequence[int] = ()
+    learned: Callable[[], bool]
+    die: Callable[[], None]
+
+    def _vote(self, candidate: int, private: bytes, numbers: torch.Tensor, names: list[str]) -> Steps:
+        if candidate != self.candidate:
+            yield from super()._vote(candidate, private, numbers, names)
+            return
+        group = self._group()
+        if self.when == "before the mirror":
+            self.die()
+        yield from self._mirror(group, candidate, private)
+        if self.when == "with ballots out":
+            tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
+            yield [group.send(member, numbers, tag) for member in self.told]
+            wait_until(self.learned, "those who were told have the outcome", 5.0)
+        self.die()
+
+
+class Rank:
+    """One rank process, as a thread."""
+
+    def __init__(
+        self, cluster: Cluster, machine: str, rank: int, *, sandbox: bool = False, slot: int = 0
+    ) -> None:
+        self.cluster, self.machine, self.slot = cluster, machine, slot
+        self.heard: list[Event] = []
+        self.error: BaseException | None = None
+        self.dead = False
+        self.digest = ""
+        self.losses: dict[int, float] = {}
+        self.ran: list[tuple[int, bool]] = []
+        self.hook: Callable[[Step, str], None] = lambda _step, _where: None
+        folder = cluster.folder
+        path = str(folder / f"{machine}-{slot}.sock")
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(path)
+        server.listen()
+        env = Environment(
+            socket=path,
+            job="job",
+            machine=machine,
+            incarnation=f"{machine}-life",
+            slot=slot,
+            rank=rank,
+            world_size=cluster.size,
+            ranks_per_machine=cluster.ranks_per_machine,
+            mode="sandbox" if sandbox else "live",
+            generation=1,
+            run_dir=folder,
+            secret=b"secret",
+            host="127.0.0.1",
+            record=False,
+            recording=None,
+            warmup_steps=1,
+            faults=(),
+        )
+        self.session = Session(env, LIMIT)
+        self.line, _ = server.accept()
+        server.close()
+        self.trainee = Trainee()
+        player: Any = StandIn() if sandbox else None
+        self.session.communicator.player = player
+        self.course = LiveCourse(self.session, self.trainee.tracked, player)
+        self.boundary = Doomed(self.session, self.trainee.tracked)
+        self.boundary.die = self._die
+        self.course._boundary = self.boundary
+        self.session.communicator.add_group(GROUP, tuple(range(cluster.size)))
+        self.threads = [
+            threading.Thread(target=target, name=f"{machine} {target.__name__}", daemon=True)
+            for target in (self._listen, self._main)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def __repr__(self) -> str:
+        return f"<{self.machine}.{self.slot}>"
+
+    # -- the machine program -------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        decoder = Decoder(self.machine)
+        while True:
+            try:
+                data = self.line.recv(1 << 16)
+                events = decoder.feed(data)
+            except (OSError, DecodeError):
+                return
+            if not data:
+                return
+            self.heard += events
+
+    def tell(self, event: Event) -> None:
+        """Say something to the rank."""
+        if not self.dead:
+            self.line.sendall(encode_frame(event))
+
+    def said(self, kind: type[E]) -> list[E]:
+        """What the rank has said of one kind."""
+        return [event for event in list(self.heard) if isinstance(event, kind)]
+
+    # -- the process -----------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._train()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.course._log.close()
+            if not self.dead:
+                self.session.close()
+
+    def _train(self) -> None:
+        trainee, job = self.trainee, Job(self.course, self.trainee.tracked)
+        self.session.start()
+        if not self.session.sandbox:
+            self.course.begin()
+        job.track(
+            model=trainee.model, optimizer=trainee.optimizer, scheduler=trainee.scheduler, data=trainee.data
+        )
+        for step in job.steps(self.cluster.steps):
+            self.hook(step, "before")
+            trainee.data.at += 1
+            total = gradient(self.session.rank, trainee.data.at)
+            step.log(loss=total.mean())
+            self.session.communicator.run(GROUP, sum_call(total)).wait()
+            trainee.learn(total, self.cluster.size)
+            self.hook(step, "reduced")
+            trainee.optimizer.step()
+            trainee.scheduler.step()
+            live = self.session.communicator.player is None
+            if live:
+                self.ran.append((step.index, step.committed))
+            if live and step.committed:
+                self.losses[step.index] = step.metrics["loss"]
+            self.hook(step, "voted")
+        self.digest = job.digest()
+
+    def _die(self) -> None:
+        """Close every socket, as the system does for a killed process (engine's thread)."""
+        self.dead = True
+        table = self.session.engine.table
+        for connection in table.connections():
+            self.session.engine.unwatch(connection)
+            connection.close()
+        table.close()
+        self.session.engine._stopping = True
+        self.session.control._closing = True
+        self.session._tell(failed="killed")
+        raise LinkError("killed")
+
+    def kill(self) -> None:
+        """Die now, whatever the rank is doing."""
+        try:
+            self.session.engine.ask(self._die)
+        except LinkError:
+            return
+
+    def end(self) -> None:
+        """Join the threads; the machine's line is closed last."""
+        self.session.control._closing = True
+        self.session._tell(failed="the test is over")
+        self.session.engine.break_epoch("the test is over", told=True)
+        self.threads[1].join(LIMIT)
+        self.session.engine.stop()
+        self.session.control.close()
+        self.line.close()
+        self.threads[0].join(LIMIT)
+        assert not any(thread.is_alive() for thread in self.threads), self
+
+
+class Cluster:
+    """Machines, a layout, and what the switcher would say."""
+
+    def __init__(self, folder: Path, machines: int, steps: int, ranks_per_machine: int = 1) -> None:
+        self.folder, self.steps, self.ranks_per_machine = folder, steps, ranks_per_machine
+        self.size = machines * ranks_per_machine
+        self.epoch = 0
+        self.layout = [f"m{i}" for i in range(machines)]
+        self.all: list[Rank] = []
+        for position, machine in enumerate(self.layout):
+            self._machine(machine, position)
+
+    def _machine(self, machine: str, position: int = 0, *, sandbox: bool = False) -> list[Rank]:
+        made = []
+        for slot in range(self.ranks_per_machine):
+            made.append(
+                Rank(self, machine, position * self.ranks_per_machine + slot, sandbox=sandbox, slot=slot)
+            )
+            self.all.append(made[-1])
+        return made
+
+    def on(self, machine: str) -> list[Rank]:
+        """The ranks of a machine."""
+        return [rank for rank in self.all if rank.machine == machine]
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The ranks of the layout, by rank."""
+        return [rank for machine in self.layout for rank in self.on(machine)]
+
+    def describe(self) -> str:
+        """Where every rank stands, for the message of a test that waits in vain."""
+        lines = []
+        for rank in self.all:
+            engine = rank.session.engine
+            calls = [walk.label for queue in list(engine._queues.values()) for walk in queue]
+            lines.append(
+                f"{rank}: committed {rank.boundary.committed}, epoch {engine.epoch} ({engine._reason or 'whole'}), "
+                f"prepared for {sorted(rank.session._prepared)}, waits for {calls}, error {rank.error!r}"
+            )
+        return "\n".join(lines)
+
+    # -- what the services do --------------------------------------------------------------------
+
+    def standby(self, machine: str) -> list[Rank]:
+        """A standby that has warmed up and parked."""
+        made = self._machine(machine, sandbox=True)
+        wait_until(lambda: all(rank.said(StandbyParked) or rank.error for rank in made), "parked")
+        return made
+
+    def prepare(self, kind: str, changes: dict[str, str] | None = None) -> list[str]:
+        """Ask everybody for the next epoch; returns its machines."""
+        changes = changes or {}
+        self.epoch += 1
+        machines = [changes.get(machine, machine) for machine in self.layout]
+        members = [rank for machine in machines for rank in self.on(machine)]
+        wait_until(lambda: all(rank.said(RankStarted) for rank in members), "started")
+        event = SwitchPrepare(
+            epoch=self.epoch,
+            kind=kind,
+            generation=1,
+            incidents=(),
+            machines=tuple(machines),
+            ranks_per_machine=self.ranks_per_machine,
+            leavers=tuple(changes),
+            joiners=tuple(changes.values()),
+            endpoints=tuple(rank.said(RankStarted)[0].endpoint for rank in members),
+            limit_seconds=LIMIT,
+        )
+        self._leaving = list(changes)
+        for rank in self.all:
+            if rank.machine in machines or rank.machine in self.layout:
+                rank.tell(event)
+        return machines
+
+    def adopted(self, machines: Sequence[str], kind: str) -> None:
+        """Wait until everybody works in the epoch, then commit the switch."""
+        epoch, members = self.epoch, [rank for machine in machines for rank in self.on(machine)]
+
+        def settled() -> bool:
+            for rank in members:
+                if rank.error is not None:
+                    raise AssertionError(f"{rank} failed: {rank.error!r}") from rank.error
+            return all(any(e.epoch == epoch for e in rank.said(SwitchAdopted)) for rank in members)
+
+        try:
+            wait_until(settled, f"epoch {epoch} adopted")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from error
+        changes = set(self.layout) - set(machines)
+        event = SwitchCommitted(
+            epoch=epoch,
+            kind=kind,
+            incidents=(),
+            machines=tuple(machines),
+            leavers=tuple(sorted(changes)),
+            joiners=tuple(sorted(set(machines) - set(self.layout))),
+            step=0,
+            generation=1,
+        )
+        for rank in self.all:
+            if rank.machine in self.layout or rank.machine in machines:
+                rank.tell(event)
+        self.layout = list(machines)
+
+    def switch(self, kind: str, changes: dict[str, str] | None = None) -> None:
+        """One whole switch."""
+        self.adopted(self.prepare(kind, changes), kind)
+
+    def prepared(self) -> None:
+        """Wait until every rank of the coming layout is prepared for it."""
+        wait_until(
+            lambda: (
+                sum(1 for rank in self.all for e in rank.said(SwitchPrepared) if e.epoch == self.epoch)
+                == self.size
+            ),
+            f"epoch {self.epoch} prepared",
+        )
+
+    def abort(self) -> None:
+        """The epoch in preparation will not come."""
+        for rank in self.all:
+            rank.tell(SwitchAborted(epoch=self.epoch, incidents=(), reason="for the test"))
+
+    def failed(self, machine: str) -> None:
+        """Tell everybody else that a machine is dead."""
+        for rank in self.all:
+            if rank.machine != machine:
+                rank.tell(MachineFailed(machine=machine, incarnation=f"{machine}-life", reason="killed"))
+
+    def finish(self) -> list[Rank]:
+        """Wait until all ranks have done all steps, complete the job and check the result."""
+        members = self.ranks
+
+        def done() -> bool:
+            for rank in members:
+                if rank.error is not None:
+                    raise AssertionError(f"{rank} failed: {rank.error!r}") from rank.error
+            return all(rank.said(RankFinished) for rank in members)
+
+        wait_until(done, "all steps done", 40.0)
+        digests = {event.digest for rank in members for event in rank.said(RankFinished)}
+        for rank in members:
+            rank.tell(JobCompleted(steps=self.steps, digest=next(iter(digests)), identical=len(digests) == 1))
+        for rank in members:
+            rank.threads[1].join(LIMIT)
+        digest, losses = undisturbed(self.size, self.steps, self.ranks_per_machine)
+        assert [rank.error for rank in members] == [None] * len(members)
+        assert digests == {digest}, "the run must end as if nothing had happened"
+        for rank in members:
+            assert {index: losses[index] for index in rank.losses} == rank.losses
+        return members
+
+    def end(self) -> None:
+        """End every thread."""
+        for rank in self.all:
+            rank.end()
+
+
+def released(rank: Rank) -> bool:
+    """True when the rank's machine has left in good order."""
+    return isinstance(rank.error, Released)
+
+
+__all__ = ["Cluster", "JobError", "Rank", "released", "undisturbed"]
