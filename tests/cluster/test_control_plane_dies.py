@@ -1,0 +1,67 @@
+"""The promise when the control plane dies: services and the bus may be killed at any time.
+
+Training goes on without them; a switch waits for them at most.  SIGKILL to real processes of a real
+training run, in the middle of training and in the middle of a switch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.training import Outcome, Running, train
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+SERVICES = ("health", "standby", "planner", "switcher")
+BUS = ("nats-server",)
+
+
+def victims(running: Running, *names: str) -> None:
+    """Kill services by name; ``bus`` is the server."""
+    for name in names:
+        running.kill(*(BUS if name == "bus" else ("service", name)))
+
+
+def same(outcome: Outcome, undisturbed: Outcome) -> bool:
+    """Equal bytes and equal losses."""
+    return (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
+
+
+def test_everything_is_killed_during_training(undisturbed: Outcome, tmp_path: Path) -> None:
+    """kill -9 of every service and of the bus while training runs; a machine is still replaced later."""
+
+    def meanwhile(running: Running) -> None:
+        running.until("is warm and parked")
+        victims(running, *SERVICES, "bus")
+
+    slow = "slow:machine=0,step=5,factor=40"
+    outcome = train(tmp_path, slow, "kill:machine=1,step=32", meanwhile=meanwhile)
+    assert outcome.incidents == [("failure", "m1")]
+    assert same(outcome, undisturbed)
+
+
+@pytest.mark.parametrize("victim", [*SERVICES, "bus"])
+def test_one_is_killed_during_a_switch(victim: str, undisturbed: Outcome, tmp_path: Path) -> None:
+    """kill -9 of a service or of the bus when a machine was just declared dead changes nothing."""
+
+    def meanwhile(running: Running) -> None:
+        running.until("m1 is declared dead")
+        victims(running, victim)
+
+    outcome = train(tmp_path, "kill:machine=1,step=20", meanwhile=meanwhile)
+    assert outcome.incidents == [("failure", "m1")]
+    assert same(outcome, undisturbed)
+
+
+def test_everything_is_killed_during_a_switch(undisturbed: Outcome, tmp_path: Path) -> None:
+    """All four services and the bus die together in the middle of a switch."""
+
+    def meanwhile(running: Running) -> None:
+        running.until("takes the place of m2")
+        victims(running, *SERVICES, "bus")
+
+    outcome = train(tmp_path, "kill:machine=2,step=20", meanwhile=meanwhile)
+    assert outcome.incidents == [("failure", "m2")]
+    assert same(outcome, undisturbed)

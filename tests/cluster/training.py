@@ -1,0 +1,118 @@
+"""Training runs for the cluster tests: the example, small, as a real ``trainmover run``.
+
+What lives here: how to start a run, what to do to its processes meanwhile, and what it came to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
+STEPS = 40
+LIMIT = 100.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to; ``told`` is what it printed."""
+
+    digest: str
+    losses: dict[int, float]
+    incidents: list[tuple[str, str]]
+    told: str
+
+
+class Running:
+    """A run that goes on, for whoever wants to disturb it."""
+
+    def __init__(self, driver: subprocess.Popen[bytes], output: Path) -> None:
+        self.driver, self.output = driver, output
+
+    def told(self) -> str:
+        """What it has printed so far."""
+        return self.output.read_text("utf-8", errors="replace")
+
+    def until(self, *words: str, limit: float = 60.0) -> None:
+        """Wait until one printed line has all these words."""
+        deadline = time.monotonic() + limit
+        while not any(all(word in line for word in words) for line in self.told().splitlines()):
+            assert self.driver.poll() is None, f"the run ended without saying {words}:\n{self.told()}"
+            assert time.monotonic() < deadline, f"the run does not say {words}:\n{self.told()}"
+            time.sleep(0.005)
+
+    def kill(self, *words: str) -> None:
+        """SIGKILL for the process below the driver whose command line has all these words."""
+        deadline = time.monotonic() + 10.0
+        while True:
+            for process in psutil.Process(self.driver.pid).children(recursive=True):
+                try:
+                    line = " ".join(process.cmdline())
+                except psutil.Error:
+                    continue
+                if all(word in line for word in words):
+                    process.kill()
+                    return
+            assert time.monotonic() < deadline, f"no process with {words} below the driver"
+            time.sleep(0.01)
+
+
+def train(
+    folder: Path,
+    *faults: str,
+    machines: int = 3,
+    standbys: int = 1,
+    ranks_per_machine: int = 1,
+    steps: int = STEPS,
+    meanwhile: Callable[[Running], None] | None = None,
+) -> Outcome:
+    """Run the example with these faults to its end and read its report."""
+    command = [sys.executable, "-m", "trainmover.cli", "run", "--machines", str(machines)]
+    command += ["--standbys", str(standbys), "--ranks-per-machine", str(ranks_per_machine)]
+    command += ["--seed", "11", "--run-dir", str(folder / "run")]
+    for fault in faults:
+        command += ["--fault", fault]
+    command += [str(EXAMPLE), "--steps", str(steps), "--layers", "2", "--width", "64", "--context", "32"]
+    command += ["--data-limit", "200000"]
+    printed = folder / "output"
+    with printed.open("wb") as output:
+        environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+        driver = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=folder)
+        try:
+            if meanwhile is not None:
+                meanwhile(Running(driver, printed))
+            code = driver.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            end(driver)
+    assert code == 0, printed.read_text()
+    report: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
+    incidents = [(item["kind"], item["machine"]) for item in report["incidents"]]
+    losses = {step: float(loss) for step, loss in enumerate(report["losses"])}
+    return Outcome(report["digest"], losses, incidents, printed.read_text())
+
+
+def end(driver: subprocess.Popen[bytes]) -> None:
+    """End a driver that has not ended, and everything below it."""
+    if driver.poll() is not None:
+        return
+    family = psutil.Process(driver.pid).children(recursive=True)
+    driver.send_signal(signal.SIGTERM)
+    try:
+        driver.wait(15)
+    except subprocess.TimeoutExpired:
+        driver.kill()
+        driver.wait()
+    for process in psutil.wait_procs(family, timeout=5)[1]:
+        process.kill()
