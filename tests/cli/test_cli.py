@@ -124,7 +124,7 @@ def test_a_log_is_exported_and_replayed(tmp_path: Path) -> None:
 def test_the_report_table_fits_a_terminal() -> None:
     """The table at the end has all columns in 80 characters."""
     phases = {"detect": 1.234, "plan": 0.012, "prepare": 0.2, "copy": 0.05, "switch": 0.01}
-    incident = IncidentReport("inc-1", "failure", "m1", "m3", 120, 2.345, 3.21, 1, phases)
+    incident = IncidentReport("inc-1", "failure", "m1", "m3", 120, 2.345, 3.21, 0, 1, phases)
     report = Report(0, 200, "d" * 64, [1.0], 0.5, 1.1, 0.001, [incident], ["something is odd"])
     out = io.StringIO()
     Console(file=out, width=80).print(tables.report_group(report))
@@ -141,6 +141,7 @@ def test_the_report_table_fits_a_terminal() -> None:
         "downtime",
         "steps",
         "lost",
+        "void",
     ]
     assert text.split()[: len(heads)] == heads
     row = "failure m1→m3 120 1.23 s 12 ms 0.20 s 50 ms 10 ms 2.35 s 3.21 1"

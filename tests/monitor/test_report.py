@@ -26,7 +26,7 @@ def test_a_failure_in_figures(story) -> None:
     # Step 3 was committed at 4.0 s, step 4 at 6.0 s; a step takes half a second.
     assert incident.downtime_seconds == pytest.approx(2.0)
     assert incident.downtime_steps == pytest.approx(4.0)
-    assert incident.steps_lost == 1
+    assert (incident.steps_lost, incident.attempts_void) == (0, 1)
     assert (incident.step, incident.machine, incident.joiner) == (4, "m1", "m2")
     assert incident.phases == pytest.approx(
         {"detect": 0.2, "plan": 0.2, "prepare": 0.3, "copy": 0.4, "switch": 0.02}, abs=1e-3
@@ -61,6 +61,7 @@ def test_the_file_has_exactly_the_agreed_fields(story) -> None:
         "downtime_seconds",
         "downtime_steps",
         "steps_lost",
+        "attempts_void",
         "phases",
     }
 

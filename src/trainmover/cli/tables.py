@@ -106,11 +106,11 @@ def incident_lines(view: ClusterView, now: float | None = None) -> list[Text]:
 
 def incidents_table(report: Report) -> Table:
     """The table at the end of a run."""
-    # Eleven columns in the 80 characters of a terminal: no rules, one space between.
+    # Twelve columns in the 80 characters of a terminal: no rules, one space between.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold underline")
     table.add_column("incident", no_wrap=True)
     table.add_column("who", no_wrap=True)
-    for title in ("at", "detect", "plan", "prepare", "copy", "switch", "downtime", "steps", "lost"):
+    for title in ("at", "detect", "plan", "prepare", "copy", "switch", "downtime", "steps", "lost", "void"):
         table.add_column(title, justify="right", no_wrap=True)
     for incident in report.incidents:
         phases = incident.phases
@@ -122,6 +122,7 @@ def incidents_table(report: Report) -> Table:
             seconds(incident.downtime_seconds),
             number(incident.downtime_steps),
             str(incident.steps_lost),
+            str(incident.attempts_void),
         )
     return table
 

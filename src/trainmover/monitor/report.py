@@ -13,8 +13,8 @@ Definitions, the same for failures and moves:
   to ``machine.failed``; ``plan`` to ``switch.prepare``; ``prepare`` to the last rank's links;
   ``copy`` is the longest that any rank took for the state, ``switch`` the longest that a stayer
   took for going over (agreeing at the boundary and exchanging links, without the copy).
-* ``steps_lost`` counts the steps whose work was thrown away: attempts made void, and, when there
-  was nothing to keep yet, steps that were committed and had to be done again.
+* ``steps_lost`` counts committed steps that had to be done again: 0, unless the job had to start
+  from nothing.  ``attempts_void`` counts steps whose attempt was thrown away before it was committed.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class IncidentReport:
     downtime_seconds: float | None
     downtime_steps: float | None
     steps_lost: int
+    attempts_void: int
     phases: dict[str, float | None]
 
 
@@ -142,7 +143,8 @@ def _incident(incident: IncidentView, facts: StepFacts, typical: float | None) -
         step=incident.step,
         downtime_seconds=downtime,
         downtime_steps=downtime / typical if downtime is not None and typical else None,
-        steps_lost=_steps_lost(incident, facts, start),
+        steps_lost=len(_committed_again(incident, facts)),
+        attempts_void=len(_made_void(incident, facts, start)),
         phases=_phases(incident, start),
     )
 
@@ -180,20 +182,24 @@ def _around(incident: IncidentView, steps: Sequence[StepFact]) -> tuple[float | 
     return max(earliest.values(), default=None), after
 
 
-def _steps_lost(incident: IncidentView, facts: StepFacts, start: float) -> int:
-    epoch = incident.epoch
-    if epoch is None:
-        return 0
+def _committed_again(incident: IncidentView, facts: StepFacts) -> set[int]:
+    """Steps of an earlier epoch that the incident's epoch did once more."""
     goes_on = 0 if incident.restart else incident.step
-    lost = {
+    if incident.epoch is None or goes_on is None:
+        return set()
+    return {fact.step for fact in facts.steps if fact.epoch < incident.epoch and fact.step >= goes_on}
+
+
+def _made_void(incident: IncidentView, facts: StepFacts, start: float) -> set[int]:
+    """Steps whose attempt was written off on the way to the incident's epoch."""
+    if incident.epoch is None:
+        return set()
+    return {
         fact.step
         for fact in facts.voids
         # The attempt is written off when the new epoch is there already, or before.
-        if fact.epoch <= epoch and start <= fact.time <= incident.times.get("resumed", math.inf)
+        if fact.epoch <= incident.epoch and start <= fact.time <= incident.times.get("resumed", math.inf)
     }
-    if goes_on is not None:
-        lost |= {fact.step for fact in facts.steps if fact.epoch < epoch and fact.step >= goes_on}
-    return len(lost)
 
 
 def _phases(incident: IncidentView, start: float) -> dict[str, float | None]:
