@@ -16,8 +16,9 @@ ENTRYPOINT ["trainmover"]
 
 FROM services AS machine
 USER root
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --no-cache-dir --constraint constraints.txt --no-deps --index-url "$TORCH_INDEX" torch \
+# Name an index of CPU wheels (--build-arg TORCH_INDEX=URL), or the default one brings CUDA.
+ARG TORCH_INDEX=
+RUN pip install --no-cache-dir --constraint constraints.txt --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch \
     && pip install --no-cache-dir --constraint constraints.txt ".[train]"
 COPY examples examples
 USER trainmover

@@ -8,11 +8,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	then echo "$$p"; break; fi; done)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --constraint constraints.txt
 
-# On Linux the default torch wheel brings CUDA (gigabytes). The CPU wheel is tried first;
-# `make TORCH_INDEX= ...` takes whatever the default index has.
-ifeq ($(shell uname -s),Linux)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-endif
+# On Linux the default torch wheel brings CUDA (gigabytes). A package index that has CPU wheels, such as
+# PyTorch's own, can be named: `make TORCH_INDEX=URL demo`.
+TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench contract clean

@@ -144,7 +144,7 @@ def test_the_report_table_fits_a_terminal() -> None:
         "void",
     ]
     assert text.split()[: len(heads)] == heads
-    row = "failure m1→m3 120 1.23 s 12 ms 0.20 s 50 ms 10 ms 2.35 s 3.21 1"
+    row = "failure m1→m3 120 1.23 s 12 ms 0.20 s 50 ms 10 ms 2.35 s 3.21 0 1"
     assert row in " ".join(text.split())
     assert "warning: something is odd" in text
 
