@@ -293,8 +293,8 @@ class Boundary:
             guardian = guardian_of(joiner, group.size, order.layout.ranks_per_machine)
             if guardian not in ranks:
                 raise JobError(
-                    f"the private state of rank {joiner} is lost: its guardian, rank {guardian}, left with it; "
-                    "restart the job from its last checkpoint"
+                    f"the private state of rank {joiner} (random generators, data position) is lost: rank "
+                    f"{guardian}, which kept its copy, was lost with it; this job cannot go on exactly"
                 )
         if me in resolution.joiners:
             mine = sources[me]
