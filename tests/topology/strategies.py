@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis import strategies as st
 
-from trainmover.topology import Layout
+from trainmover.topology import Grid, Groups, Layout
 
 
 def positions(max_size: int = 40) -> st.SearchStrategy[tuple[int, ...]]:
@@ -29,9 +31,27 @@ def groups_of(draw: st.DrawFn, layout: Layout) -> dict[str, tuple[int, ...]]:
 
 
 @st.composite
-def replacements(draw: st.DrawFn) -> tuple[Layout, Layout, dict[str, tuple[int, ...]]]:
-    """An old layout, the one that follows it, and the groups of the job."""
+def compact_groups_of(draw: st.DrawFn, layout: Layout) -> Groups:
+    """Groups in up to two grids, over all ranks or some, with lists beside them."""
+    grids = []
+    for letters in draw(st.sampled_from([(), ("abc",), ("abc", "xyz")])):
+        first = draw(st.integers(0, layout.world_size - 1))
+        room, sizes = layout.world_size - first, []
+        for _ in letters:
+            sizes.append(draw(st.integers(1, room)))
+            room //= sizes[-1]
+        runs = [tuple(letters[i:j]) for i in range(3) for j in range(i + 1, 4)]
+        axes = draw(st.lists(st.sampled_from(runs), unique=True))
+        sizes = draw(st.permutations(sizes))
+        grids.append(Grid(tuple(zip(letters, sizes, strict=True)), tuple(axes), first))
+    return Groups(draw(groups_of(layout)), grids)
+
+
+@st.composite
+def replacements(draw: st.DrawFn) -> tuple[Layout, Layout, Mapping[str, tuple[int, ...]]]:
+    """An old layout, the one that follows it, and the groups of the job, in either form."""
     old = draw(layouts())
     leavers = draw(st.lists(st.sampled_from(old.machines), unique=True, max_size=len(old.machines)))
     changes = {leaver: f"s{i}" for i, leaver in enumerate(leavers)}
-    return old, old.replaced(old.epoch + draw(st.integers(1, 3)), changes), draw(groups_of(old))
+    groups = draw(st.one_of(groups_of(old), compact_groups_of(old)))
+    return old, old.replaced(old.epoch + draw(st.integers(1, 3)), changes), groups

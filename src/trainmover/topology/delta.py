@@ -1,18 +1,20 @@
 """The delta of two layouts: which links are dropped and which are made.
 
-A set difference over seated links.  Only links with an end on a changed position can differ, so
-the work is proportional to those; whole topologies are compared, never "the joiner takes the
-leaver's place in the ring".
+A set difference over seated links: whole topologies are compared, never "the joiner takes the
+leaver's place in the ring".  Which links there are depends on the ranks alone, so only links with an
+end on a changed position can differ, and those are found from the ranks on it (``links_at``): the
+work is proportional to what changes and does not grow with the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainmover.errors import ConfigError
+from trainmover.topology.groups import as_groups
 from trainmover.topology.layout import Layout
-from trainmover.topology.links import Link, SeatedLink, links_of, seated
+from trainmover.topology.links import Link, SeatedLink, links_at, links_of, seated
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +33,35 @@ class Delta:
         return (current - self.dropped) | self.added
 
 
-def delta(old: Layout | None, new: Layout, groups: Mapping[str, tuple[int, ...]]) -> Delta:
-    """Links to drop and to make when ``new`` follows ``old`` (None: a start from nothing)."""
-    wanted = links_of(new, groups)
+def delta(
+    old: Layout | None,
+    new: Layout,
+    groups: Mapping[str, tuple[int, ...]],
+    *,
+    seats: Iterable[int] | None = None,
+) -> Delta:
+    """Links to drop and to make when ``new`` follows ``old`` (None: a start from nothing).
+
+    Args:
+        old: the layout whose links there are.
+        new: the layout whose links there shall be.
+        groups: the job's groups; a :class:`Groups` keeps its indexes from one call to the next.
+        seats: positions among which all changed ones are, if the caller knows; without them the
+            names of all machines are compared.
+
+    Raises:
+        ConfigError: the layouts are of different sizes.
+    """
     if old is None:
+        wanted = links_of(new, groups)
         return Delta(seated(new, wanted), frozenset(), len(wanted))
-    if (old.world_size, old.ranks_per_machine) != (new.world_size, new.ranks_per_machine):
+    if (len(old.machines), old.ranks_per_machine) != (len(new.machines), new.ranks_per_machine):
         raise ConfigError(f"a replacement keeps the world: {old} and {new} differ in size")
-    changed = {p for p, (a, b) in enumerate(zip(old.machines, new.machines, strict=True)) if a != b}
-    touched = [item for item in wanted if _touches(item, changed, new)]
+    indexed, per_machine, world = as_groups(groups), new.ranks_per_machine, new.world_size
+    touched: set[Link] = set()
+    for seat in range(len(new.machines)) if seats is None else seats:
+        if old.machines[seat] != new.machines[seat]:
+            for rank in range(seat * per_machine, (seat + 1) * per_machine):
+                touched |= links_at(rank, world, per_machine, indexed)
     before, after = seated(old, touched), seated(new, touched)
-    return Delta(after - before, before - after, len(wanted))
-
-
-def _touches(item: Link, changed: set[int], layout: Layout) -> bool:
-    return layout.position_of(item.low) in changed or layout.position_of(item.high) in changed
+    return Delta(after - before, before - after, indexed.links_total(world, per_machine))

@@ -8,7 +8,7 @@ a layout is just the machines by position and the number of ranks on each.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainmover.errors import ConfigError
 
@@ -26,6 +26,7 @@ class Layout:
     epoch: int
     machines: tuple[str, ...]
     ranks_per_machine: int
+    _positions: dict[str, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.ranks_per_machine < 1:
@@ -52,22 +53,43 @@ class Layout:
         """Machine that holds a rank."""
         return self.machines[self.position_of(rank)]
 
+    @property
+    def positions(self) -> dict[str, int]:
+        """Position by machine; made when it is first asked for."""
+        if self._positions is None:
+            found = {machine: position for position, machine in enumerate(self.machines)}
+            object.__setattr__(self, "_positions", found)
+            return found
+        return self._positions
+
     def ranks_of(self, machine: str) -> range:
         """Ranks on a machine; empty when it is not in the layout."""
-        if machine not in self.machines:
+        position = self.positions.get(machine)
+        if position is None:
             return range(0)
-        first = self.machines.index(machine) * self.ranks_per_machine
+        first = position * self.ranks_per_machine
         return range(first, first + self.ranks_per_machine)
 
     def replaced(self, epoch: int, changes: dict[str, str]) -> Layout:
         """The layout after ``changes`` (leaver to joiner), each leaver's seat taken by its joiner."""
-        unknown = sorted(set(changes) - set(self.machines))
+        positions = self.positions
+        unknown = sorted(machine for machine in changes if machine not in positions)
         if unknown:
             raise ConfigError(f"cannot replace {', '.join(unknown)}: not in {self}")
         if epoch <= self.epoch:
             raise ConfigError(f"epoch {epoch} does not follow epoch {self.epoch}")
-        machines = tuple(changes.get(machine, machine) for machine in self.machines)
-        return Layout(epoch, machines, self.ranks_per_machine)
+        machines = list(self.machines)
+        for leaver, joiner in changes.items():
+            machines[positions[leaver]] = joiner
+        stayers = [joiner for joiner in changes.values() if joiner in positions and joiner not in changes]
+        if stayers or len(set(changes.values())) != len(changes):
+            return Layout(epoch, tuple(machines), self.ranks_per_machine)  # which says what is wrong
+        # All names are known to be different: they are not compared again.
+        layout = object.__new__(Layout)
+        values = (epoch, tuple(machines), self.ranks_per_machine, None)
+        for name, value in zip(Layout.__slots__, values, strict=True):
+            object.__setattr__(layout, name, value)
+        return layout
 
 
 def guardian_of(rank: int, world_size: int, ranks_per_machine: int) -> int:

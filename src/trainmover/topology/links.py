@@ -5,6 +5,10 @@ walks of a group need: every pair while the group is small (one hop, whole bandw
 edges of the canonical reduction tree plus a ring.  A *seated* link also names the machines at
 its ends; that is what changes in a replacement, so the delta of two layouts is a set difference
 of seated links.
+
+Every topology can be asked for in two ways, and tests hold them together: whole (``edges``,
+``group_links``, ``boundary_links``, ``links_of``), by walking all members and the bracketing itself;
+and of one rank (``links_in``, ``links_at``), in a time that grows with the logarithm of the group.
 """
 
 from __future__ import annotations
@@ -13,10 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from trainmover.topology.bracket import merges
+from trainmover.topology.groups import Groups
 from trainmover.topology.layout import Layout, guardian_of
+from trainmover.topology.members import MESH_LIMIT, Listed, Row, boundary_partners, partners
 
-MESH_LIMIT = 16
-"""Up to this many members a group is a full mesh; above it, a tree and a ring."""
+__all__ = ["BOUNDARY", "COLLECTIVE", "MESH_LIMIT", "STATE", "WORLD", "Link", "SeatedLink", "links_of"]
 
 WORLD = "world"
 """Group name of the boundary's own links, which exist in every job."""
@@ -107,6 +112,23 @@ def links_of(layout: Layout, groups: Mapping[str, tuple[int, ...]]) -> frozenset
     found = set(boundary_links(layout.world_size, layout.ranks_per_machine))
     for name, ranks in groups.items():
         found |= group_links(name, COLLECTIVE, tuple(ranks), layout.ranks_per_machine)
+    return frozenset(found)
+
+
+def links_in(
+    group: str, channel: str, members: Row | Listed, rank: int, ranks_per_machine: int
+) -> frozenset[Link]:
+    """The links that one rank has in one of its groups."""
+    others = partners(members, members.index(rank), ranks_per_machine)
+    return frozenset(link(group, channel, rank, members.rank(other)) for other in others)
+
+
+def links_at(rank: int, world_size: int, ranks_per_machine: int, groups: Groups) -> frozenset[Link]:
+    """The lasting links of one rank: those of ``links_of`` that end there."""
+    others = boundary_partners(rank, world_size, ranks_per_machine)
+    found = {link(WORLD, BOUNDARY, rank, other) for other in others}
+    for name, members in groups.of(rank):
+        found |= links_in(name, COLLECTIVE, members, rank, ranks_per_machine)
     return frozenset(found)
 
 
