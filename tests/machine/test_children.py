@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
-from trainmover.machine.children import Child, Exit, can_renice
+from trainmover.machine.children import Child, Exit, may_come_forward
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -102,15 +104,28 @@ async def test_a_leash_ends_the_child_of_a_killed_parent() -> None:
     await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-async def test_niceness_is_given_and_taken_back() -> None:
-    """A spare's rank stands back until it is needed, where the system lets us take that back."""
-    if not can_renice():
+@pytest.mark.parametrize(
+    ("priority", "policy", "nice"), [("low", "SCHED_OTHER", 10), ("idle", "SCHED_IDLE", 0)]
+)
+async def test_a_process_stands_back_and_comes_forward(priority: Any, policy: str, nice: int) -> None:
+    """A spare's process stands back with every thread until it is needed, where that can be taken back."""
+    if not may_come_forward():
         return
-    child = start(SLEEP, niceness=10)
-    await until(lambda: psutil.Process(child.pid).nice() == 10)
-    child.renice()
-    assert psutil.Process(child.pid).nice() == 0
+    wanted = (getattr(os, policy), nice)
+    threads = (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\ntime.sleep(60)"
+    )
+    child = start([sys.executable, "-c", threads], priority=priority)
+    await until(lambda: len(_standing(child.pid)) == 2 and set(_standing(child.pid)) == {wanted})
+    child.come_forward()
+    assert set(_standing(child.pid)) == {(os.SCHED_OTHER, 0)}
     await child.end(0.0)
+
+
+def _standing(pid: int) -> list[tuple[int, int]]:
+    """Scheduling policy and niceness of each thread."""
+    threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    return [(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in threads]
 
 
 def _group(pid: int) -> int:

@@ -76,7 +76,7 @@ def machine(
 async def _machine(access: Access, name: str, slots: int, host: str) -> int:
     from trainmover.events.nats_bus import NatsBus
     from trainmover.machine.agent import Agent, MachineConfig
-    from trainmover.machine.children import set_niceness
+    from trainmover.machine.children import come_forward
 
     # Many programs may be starting at once on a small computer.
     bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}", limit=START_SECONDS)
@@ -87,7 +87,7 @@ async def _machine(access: Access, name: str, slots: int, host: str) -> int:
             loop.add_signal_handler(number, agent.stop)
         if "TRAINMOVER_STAND_BACK" in os.environ:
             # Started as a spare beside training, it stood back while it loaded; now it must beat.
-            set_niceness(os.getpid(), 0)
+            come_forward(os.getpid())
         return await agent.run()
     finally:
         await bus.close()

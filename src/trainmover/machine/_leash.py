@@ -1,6 +1,6 @@
 """Run a command on a leash: it dies when the process that started it dies, however that dies.
 
-Run as ``python -I -S _leash.py PARENT_PID NICE COMMAND ARGS...``; it becomes the command (exec),
+Run as ``python -I -S _leash.py PARENT_PID PRIORITY COMMAND ARGS...``; it becomes the command (exec),
 so the pid stays the same.  A separate program and not a ``preexec_fn``, because code between fork
 and exec is not safe in a process that has threads.  On Linux the kernel keeps the promise
 (``PR_SET_PDEATHSIG``, which survives exec); elsewhere there is no such call and only an orderly
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    parent, niceness, command = int(arguments[0]), int(arguments[1]), arguments[2:]
+    parent, priority, command = int(arguments[0]), arguments[1], arguments[2:]
     if sys.platform == "linux":
         import ctypes
 
@@ -24,8 +24,10 @@ def main(arguments: list[str]) -> None:
     # The parent may have died before the call above; then nobody would ever send the signal.
     if os.getppid() != parent:
         sys.exit("the parent ended before the command was started")
-    if niceness:
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    if priority == "low":
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
+    elif priority == "idle" and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # A parent that ignores or blocks signals must not make its children deaf.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

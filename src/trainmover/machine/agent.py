@@ -51,7 +51,7 @@ Ending = Literal["completed", "job failed", "fenced", "released", "stopped"]
 EXITS: Final[dict[Ending, int]] = {"completed": 0, "released": 0, "stopped": 0, "job failed": 1, "fenced": 3}
 """Exit code of the program by how its life ended."""
 
-AREAS: Final = ("job", "machine", "standby", "switch")
+AREAS: Final = ("job", "machine", "move", "standby", "switch")
 
 log = logging.getLogger("trainmover.machine")
 
@@ -97,6 +97,7 @@ class Agent:
             say.MachineLaunch: self._on_launch,
             say.StandbyWarm: self._on_warm,
             say.MachineFailed: self._on_failed,
+            say.MoveRequested: self._on_move,
             say.SwitchPrepare: self._on_prepare,
             say.SwitchAborted: self._on_aborted,
             say.SwitchCommitted: self._on_committed,
@@ -198,15 +199,20 @@ class Agent:
             self._ranks.kill()
             log.warning("declared dead (%s): ranks are killed, this machine leaves", event.reason)
             return "fenced"
+        # A standby that still warms up is wanted sooner than it was.
+        self._ranks.come_forward()
         self._ranks.send(event)
         return None
+
+    async def _on_move(self, event: say.MoveRequested) -> None:
+        self._ranks.come_forward()
 
     async def _on_prepare(self, event: say.SwitchPrepare) -> None:
         if not self._joined or self.config.name not in (*event.machines, *event.leavers):
             return
         self._prepare = event
         if self.config.name in event.machines:
-            self._ranks.promote()
+            self._ranks.come_forward()
         for rank in self._ranks:
             self._pass_prepare(rank)
 

@@ -20,12 +20,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 LEASH = Path(__file__).with_name("_leash.py")
 TAIL_BYTES = 16_384
 TAIL_LINES = 30
+
+Priority = Literal["normal", "low", "idle"]
+"""How much a process stands back: ``low`` is nice 10, ``idle`` runs only when nobody else wants to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Child:
         cwd: str | Path | None = None,
         log: Path | None = None,
         own_group: bool = False,
-        niceness: int = 0,
+        priority: Priority = "normal",
     ) -> Child:
         """Start a command; must be called from the main thread, on whose life the leash hangs.
 
@@ -92,9 +96,9 @@ class Child:
             cwd: its working directory.
             log: file to which its output is appended; None: it writes where this process does.
             own_group: give it its own session and process group.
-            niceness: added to a process that shall stand back; see :func:`can_renice`.
+            priority: of a process that shall stand back; see :func:`may_come_forward`.
         """
-        leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), str(niceness), *command]
+        leashed = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), priority, *command]
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -158,10 +162,10 @@ class Child:
         self.kill()
         return await self.exited()
 
-    def renice(self) -> None:
-        """Take the niceness back: the process is needed now."""
+    def come_forward(self) -> None:
+        """Normal priority from now on: the process is needed."""
         for process in (self.pid, *(other.pid for other in _offspring(self.pid))):
-            set_niceness(process, 0)
+            come_forward(process)
 
     def last_words(self) -> str:
         """The last lines of its log since it was started; empty without a log."""
@@ -187,16 +191,18 @@ class Child:
         return self._exit
 
 
-def set_niceness(pid: int, niceness: int) -> None:
-    """Set the niceness of a process: on Linux each of its threads has one of its own."""
+def come_forward(pid: int) -> None:
+    """Give a process normal priority: on Linux each of its threads has one of its own."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+                if hasattr(os, "SCHED_IDLE"):
+                    os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+                os.setpriority(os.PRIO_PROCESS, int(thread), 0)
 
 
-def can_renice() -> bool:
-    """True when a niceness given to a child can be taken back: root, or a generous RLIMIT_NICE."""
+def may_come_forward() -> bool:
+    """True when a low priority can be taken back: root, or a generous RLIMIT_NICE."""
     if os.geteuid() == 0:
         return True
     limit = getattr(resource, "RLIMIT_NICE", None)

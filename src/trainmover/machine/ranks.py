@@ -26,13 +26,11 @@ from trainmover.events.catalogue import (
     StepSample,
     SwitchAdopted,
 )
-from trainmover.machine.children import Child, Exit, can_renice
+from trainmover.machine.children import Child, Exit, may_come_forward
 from trainmover.machine.environment import complete
 from trainmover.machine.rank_socket import RankLine
 from trainmover.machine.vitals import RankState, Reading
 
-STANDBY_NICENESS = 19
-"""A standby takes only the time that nobody else wants, until it is needed."""
 ERROR_CHARACTERS = 4000
 LAST_WORDS_SECONDS = 0.2
 QUIET_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM})
@@ -162,7 +160,7 @@ class Ranks:
                 env=complete(own),
                 cwd=cwd,
                 log=logs / f"{self._machine}-{slot}.log",
-                niceness=STANDBY_NICENESS if mode == "sandbox" and can_renice() else 0,
+                priority="idle" if mode == "sandbox" and may_come_forward() else "normal",
             )
             rank = Rank(slot, mode, generation, child)
             self._ranks.append(rank)
@@ -176,11 +174,11 @@ class Ranks:
             if rank.line is not None and mode in (None, rank.mode):
                 rank.line.send(event)
 
-    def promote(self) -> None:
-        """They are needed now: take their niceness back."""
+    def come_forward(self) -> None:
+        """They are needed, now or soon: standbys that warm up at idle priority go on at normal one."""
         for rank in self._ranks:
             if rank.mode == "sandbox" and rank.child.exit is None:
-                rank.child.renice()
+                rank.child.come_forward()
 
     def kill(self) -> None:
         """SIGKILL all of them at once; :meth:`end` waits for it."""

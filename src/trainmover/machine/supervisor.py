@@ -42,8 +42,7 @@ from trainmover.events.server import NatsServer
 from trainmover.faults import FaultSpec
 from trainmover.machine import registry
 from trainmover.machine.agent import FINISH_PATIENCE
-from trainmover.machine.children import Child, Exit, can_renice, until_dead
-from trainmover.machine.ranks import STANDBY_NICENESS
+from trainmover.machine.children import Child, Exit, Priority, may_come_forward, until_dead
 from trainmover.machine.rundir import RunDir
 
 SERVICES: Final = ("health", "standby", "planner", "switcher")
@@ -55,6 +54,8 @@ FALSE_STARTS: Final = 3
 MACHINE_PATIENCE: Final = 20.0
 """How long machines may take to leave when the job did not complete."""
 SERVICE_PATIENCE: Final = 3.0
+QUIET_SECONDS: Final = 2.0
+"""After a switch no program is started for so long: the first steps have the computer to themselves."""
 
 Observer = Callable[[Envelope], None]
 Notice = Callable[[str], None]
@@ -194,19 +195,19 @@ class LocalRun:
             self._next += 1
         slots = str(self.config.ranks_per_machine)
         # A spare that starts beside training stands back until it has joined.
-        niceness = STANDBY_NICENESS if spare and can_renice() else 0
-        child = self._start_program(name, "machine", "--name", name, "--slots", slots, niceness=niceness)
+        priority: Priority = "low" if spare and may_come_forward() else "normal"
+        child = self._start_program(name, "machine", "--name", name, "--slots", slots, priority=priority)
         self._machines[name] = child
         self._keep(self._keep_machine(name, child))
 
-    def _start_program(self, name: str, *arguments: str, niceness: int = 0) -> Child:
+    def _start_program(self, name: str, *arguments: str, priority: Priority = "normal") -> Child:
         environment = dict(os.environ) | {
             # Not on the command line: everybody on this computer can read that.
             "TRAINMOVER_BUS": self._url,
             "TRAINMOVER_JOB": self.job,
             "TRAINMOVER_SECRET": self._secret,
         }
-        if niceness:
+        if priority != "normal":
             environment["TRAINMOVER_STAND_BACK"] = "1"
         command = [sys.executable, "-m", "trainmover.cli", *arguments]
         return Child.start(
@@ -215,7 +216,7 @@ class LocalRun:
             env=environment,
             log=self.run_dir.logs / f"{name}.log",
             own_group=True,
-            niceness=niceness,
+            priority=priority,
         )
 
     # -- keep up
@@ -273,19 +274,28 @@ class LocalRun:
             self._start_machine(name)
 
     async def _follow(self, bus: Bus) -> None:
+        quiet_until = 0.0
         async for envelope in await bus.feed(None, history=True):
             self._observe(envelope)
             match envelope.event:
                 case say.MachineJoined(machine=name):
                     self._joined.add(name)
+                case say.SwitchCommitted():
+                    quiet_until = time.monotonic() + QUIET_SECONDS
                 case say.StandbyReplenish() if not self._ending:
-                    self._start_machine(spare=True)
+                    self._keep(self._start_spare(quiet_until - time.monotonic()))
                 case say.JobCompleted():
                     self._finish(0)
                 case say.JobFailed(reason=reason):
                     self._finish(1, reason)
                 case _:
                     pass
+
+    async def _start_spare(self, wait: float) -> None:
+        """One more machine; right after a switch, not before training has found its pace again."""
+        await asyncio.sleep(max(0.0, wait))
+        if not self._ending:
+            self._start_machine(spare=True)
 
     async def _wake_the_stopped(self) -> None:
         """SIGCONT for machines that a ``stop`` fault with ``seconds`` has frozen."""
