@@ -446,7 +446,11 @@ def trainmover(rank: int, size: int, pipe: Pipe):
     backend.register()
     backend.install(communicator)
     dist.init_process_group(backend.NAME, store=HashStore(), rank=rank, world_size=size)
-    yield
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"broken epochs: {broken}, fatal: {engine.fatal!r}")
+        raise
     pipe.send(("done", broken))
     pipe.recv()
     engine.stop()

@@ -32,13 +32,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str,
             processes.append(process)
 
         def hear(kind: str) -> list:
-            found = []
-            for pipe in pipes:
-                assert pipe.poll(LIMIT), f"nothing heard while waiting for {kind!r}"
-                said, value = pipe.recv()
-                assert said == kind, value
-                found.append(value)
-            return found
+            answers = [pipe.recv() if pipe.poll(LIMIT) else ("error", "nothing heard") for pipe in pipes]
+            wrong = [f"rank {rank}: {value}" for rank, (said, value) in enumerate(answers) if said != kind]
+            assert not wrong, f"while waiting for {kind!r}:\n" + "\n".join(wrong)
+            return [value for _, value in answers]
 
         peers = hear("peer")
         for pipe in pipes:

@@ -93,16 +93,21 @@ def test_preparing_says_what_was_made_and_kept(world: MakeWorld) -> None:
     """ready() is called once with the seconds it took and the counts of links."""
     made = world(3)
     made.replace(2)
-    said: list[tuple[float, int, int]] = []
+    said: dict[int, list[tuple[float, int, int]]] = {0: [], 1: [], 2: []}
     for rank in range(3):
-        plan, table = made.plan(rank, 2), made[rank].table
-        note = (lambda *answer: said.append(answer)) if rank == 0 else (lambda *_: None)
-        made[rank].engine.call(lambda table=table, plan=plan, note=note: table.prepare(plan, note))
-    wait_until(lambda: bool(said), "prepared")
+        plan, table, note = made.plan(rank, 2), made[rank].table, said[rank]
+        made[rank].engine.call(
+            lambda table=table, plan=plan, note=note: table.prepare(plan, lambda *answer: note.append(answer))
+        )
+    wait_until(lambda: all(said.values()), "prepared")
     made.adopt(2)
     made.check()
-    assert [answer[1:] for answer in said] == [(2, 2)]
-    assert 0.0 <= said[0][0] < LIMIT
+    assert {rank: [answer[1:] for answer in answers] for rank, answers in said.items()} == {
+        0: [(2, 2)],
+        1: [(2, 2)],
+        2: [(4, 0)],
+    }
+    assert 0.0 <= said[0][0][0] < LIMIT
 
 
 def test_an_abandoned_plan_leaves_everything_as_it_was(world: MakeWorld) -> None:
@@ -247,6 +252,25 @@ def test_a_new_group_within_an_epoch(world: MakeWorld) -> None:
     made.switch()
     made.check()
     assert [member.breaks for member in made.members] == [[]] * 4
+
+
+def test_a_new_group_of_ranks_that_entered_the_epoch_first(make_world: MakeWorld) -> None:
+    """A rank that enters the epoch late finds the links that faster ranks made for a new group."""
+    made = make_world(2)
+    wait_until(made.prepare(1), "prepared")
+    plans = [made.plan(rank, 1) for rank in range(2)]
+    for member, plan in zip(made.members, plans, strict=True):
+        member.comm.plan = plan
+    made[0].engine.adopt(plans[0])
+    made[0].comm.add_group("early", (0, 1))
+    wait_until(lambda: link("early", "collective", 0, 1) in made[0].connections(), "made")
+    wait_until(lambda: any(key[0].group == "early" for key in aside(made, 1)), "put aside")
+    made[1].engine.adopt(plans[1])
+    made[1].comm.add_group("early", (0, 1))
+    values = [torch.ones(2), torch.ones(2)]
+    for future in [made[rank].start(sum_call(values[rank]), "early") for rank in range(2)]:
+        future.wait()
+    assert values[0].tolist() == values[1].tolist() == [2.0, 2.0]
 
 
 def test_a_group_that_only_one_rank_makes(world: MakeWorld) -> None:

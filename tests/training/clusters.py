@@ -341,10 +341,9 @@ class Cluster:
         for rank in self.all:
             engine = rank.session.engine
             calls = [walk.label for queue in list(engine._queues.values()) for walk in queue]
-            lines.append(
-                f"{rank}: committed {rank.boundary.committed}, epoch {engine.epoch} ({engine._reason or 'whole'}), "
-                f"prepared for {sorted(rank.session._prepared)}, waits for {calls}, error {rank.error!r}"
-            )
+            state = f"committed {rank.boundary.committed}, epoch {engine.epoch} ({engine._reason or 'whole'})"
+            coming = sorted(rank.session._prepared)
+            lines.append(f"{rank}: {state}, prepared for {coming}, waits for {calls}, error {rank.error!r}")
         return "\n".join(lines)
 
     # -- what the services do --------------------------------------------------------------------
@@ -380,7 +379,7 @@ class Cluster:
                 rank.tell(event)
         return machines
 
-    def adopted(self, machines: Sequence[str], kind: str) -> None:
+    def adopted(self, machines: Sequence[str], kind: str, limit: float = LIMIT) -> None:
         """Wait until everybody works in the epoch, then commit the switch."""
         epoch, members = self.epoch, [rank for machine in machines for rank in self.on(machine)]
 
@@ -391,7 +390,7 @@ class Cluster:
             return all(any(e.epoch == epoch for e in rank.said(SwitchAdopted)) for rank in members)
 
         try:
-            wait_until(settled, f"epoch {epoch} adopted")
+            wait_until(settled, f"epoch {epoch} adopted", limit)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from error
         changes = set(self.layout) - set(machines)

@@ -15,6 +15,7 @@ from tests.training.clusters import Cluster, Rank, released
 from trainmover.errors import JobError
 from trainmover.events.catalogue import LinkBroken, TrainingResumed, TrainingStarted
 from trainmover.training.job import Step
+from trainmover.training.session import Order
 
 MakeCluster = Callable[..., Cluster]
 
@@ -264,6 +265,37 @@ def test_an_aborted_plan_leaves_training_alone(cluster: MakeCluster) -> None:
     assert all(committed for rank in made.finish() for _, committed in rank.ran)
 
 
+@pytest.mark.xfail(
+    raises=AssertionError, strict=True, reason="Session.adopt() does not see an abort that came just before"
+)
+def test_an_abort_while_a_joiner_enters_the_epoch(cluster: MakeCluster) -> None:
+    """The joiner notices that the epoch it enters was given up, and comes to the next one."""
+    made = cluster(steps=8)
+    (joiner,) = made.standby("s0")
+    hold = threading.Event()
+    gate = at(made.ranks[0], 3, "before", lambda: hold.wait(LIMIT) and None)
+    original, entered = joiner.session.adopt, threading.Event()
+
+    def adopt(order: Order) -> dict[str, int]:
+        if order.epoch == 2:
+            made.abort()
+            wait_until(lambda: 2 not in joiner.session._prepared, "the abort is heard")
+        counts = original(order)
+        entered.set()
+        return counts
+
+    joiner.session.adopt = adopt
+    made.switch("start")
+    assert gate.wait(LIMIT)
+    made.prepare("move", {"m1": "s0"})
+    assert entered.wait(LIMIT)
+    machines = made.prepare("move", {"m1": "s0"})
+    made.prepared()
+    hold.set()
+    made.adopted(machines, "move", limit=3.0)
+    made.finish()
+
+
 @pytest.mark.parametrize("where", ["reduced", "voted"])
 def test_machines_of_several_ranks(cluster: MakeCluster, where: str) -> None:
     """All ranks of a machine die and are replaced together, whichever slot died first."""
@@ -291,4 +323,5 @@ def test_a_lost_guardian_is_said(cluster: MakeCluster) -> None:
     survivor = made.ranks[0]
     wait_until(lambda: survivor.error is not None, "the survivor gives up")
     assert isinstance(survivor.error, JobError)
-    assert "private state of rank 1 is lost: its guardian, rank 2" in str(survivor.error)
+    assert "private state of rank 1" in str(survivor.error)
+    assert "rank 2" in str(survivor.error)

@@ -186,7 +186,9 @@ class LinkTable:
             counts["swapped"] += 1
         for link in [link for link in self._slots if link not in plan.links]:
             counts["closed"] += self._discard(self._slots.pop(link).connection, over=True)
-        for key in [key for key, (epoch, _) in self._aside.items() if epoch <= plan.epoch]:
+        # What was made for this very epoch and is not in its plan belongs to a group that a faster
+        # rank is already creating in it.
+        for key in [key for key, (epoch, _) in self._aside.items() if epoch < plan.epoch]:
             if not self._wanted_by_others(*key):
                 self._discard(self._aside.pop(key)[1], over=True)
         return counts
