@@ -385,9 +385,13 @@ class Cluster:
 
         def settled() -> bool:
             for rank in members:
-                if rank.error is not None:
+                if rank.error is not None and not rank.dead:
                     raise AssertionError(f"{rank} failed: {rank.error!r}") from rank.error
-            return all(any(e.epoch == epoch for e in rank.said(SwitchAdopted)) for rank in members)
+            # A rank that the test has doomed may be dead before this is asked for the first time.
+            return all(
+                rank.dead or any(event.epoch == epoch for event in rank.said(SwitchAdopted))
+                for rank in members
+            )
 
         try:
             wait_until(settled, f"epoch {epoch} adopted", limit)
