@@ -66,6 +66,31 @@ class LinkName(BaseModel):
     high: Count
 
 
+class GridDim(BaseModel):
+    """One dimension of a grid of ranks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Name
+    size: Annotated[int, Field(ge=1, lt=2**53)]
+
+
+class GroupGrid(BaseModel):
+    """Process groups of ranks in a grid, as a few numbers instead of lists.
+
+    The ranks from ``first`` on have coordinates in named dimensions, outermost first, the last one
+    varying fastest.  An axis is one dimension, or several that follow one another; ranks that differ
+    only along an axis are a group, named after the axis and its lowest rank (``data:17``).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dims: Annotated[tuple[GridDim, ...], Field(max_length=16)]
+    axes: Annotated[tuple[tuple[Name, ...], ...], Field(max_length=256)] = ()
+    """Dimensions of each axis along which there are groups; empty: each dimension."""
+    first: Count = 0
+
+
 # -- job ---------------------------------------------------------------------------------------
 
 
@@ -401,7 +426,10 @@ class PlanReady(Event):
     leavers: Machines
     joiners: Machines
     endpoints: tuple[Endpoint, ...]
-    """By rank."""
+    """By rank, or of ``endpoint_ranks``."""
+    endpoint_ranks: tuple[Count, ...] = ()
+    """Ranks that ``endpoints`` belong to, ascending; empty: they are all there, or none is new. A rank
+    without an endpoint here keeps that of the base epoch."""
     links_added: tuple[LinkName, ...]
     links_dropped: tuple[LinkName, ...]
     links_total: Count
@@ -421,6 +449,9 @@ class SwitchPrepare(Event):
     leavers: Machines
     joiners: Machines
     endpoints: tuple[Endpoint, ...]
+    """By rank, or of ``endpoint_ranks``."""
+    endpoint_ranks: tuple[Count, ...] = ()
+    """See ``plan.ready``."""
     limit_seconds: Seconds
 
 
@@ -493,6 +524,8 @@ class TrainingStarted(Event):
     step: Count
     groups: dict[Name, tuple[Count, ...]]
     """Process groups by name, as global ranks."""
+    grids: Annotated[tuple[GroupGrid, ...], Field(max_length=16)] = ()
+    """Process groups that lie regularly; they are not listed in ``groups``."""
 
 
 class TrainingResumed(Event):

@@ -20,7 +20,7 @@ def first_crew(roster: Roster) -> tuple[Life, ...]:
 
 def nothing_to_keep(roster: Roster) -> bool:
     """A member is lost, and so is the state (or there was none worth a recovery yet)."""
-    lost = [machine for machine in roster.members if roster.dead(machine)]
+    lost = roster.lost()
     return bool(lost) and (not roster.replaceable or len(lost) == roster.size)
 
 

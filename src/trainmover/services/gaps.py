@@ -3,6 +3,9 @@
 What lives here: the two tables that ``standby`` walks, and what is kept of each spare and each gap.
 What never lives here: when a trigger holds, and what follows from a transition.
 
+The :class:`Line` of spares knows which of them have to be looked at: those about which something
+changed, and those that wait for their gap.
+
 A *spare* is one machine's life as standby sees it, from joining to its end.  A *gap* is a seat
 that needs another machine, because its machine failed or is asked to move.
 """
@@ -97,6 +100,8 @@ class SpareMachine:
     """One machine's life, its state, and the generation of what it is warm with."""
 
     life: Life
+    number: int = 0
+    """Place in the order of joining, in which spares are looked at."""
     state: Spare = Spare.JOINED
     generation: int = 0
     was_parked: bool = False
@@ -118,3 +123,44 @@ class Incident:
     @property
     def live(self) -> bool:
         return self.state is not Gap.CLOSED
+
+
+class Line:
+    """The spares in the order of joining, and those among them whose triggers may have a new answer."""
+
+    def __init__(self) -> None:
+        self._spares: list[SpareMachine] = []
+        self._by_machine: dict[str, list[SpareMachine]] = {}
+        self._stirred: set[int] = set()
+        self._assigned: set[int] = set()
+
+    def add(self, life: Life) -> SpareMachine:
+        """A machine joins."""
+        spare = SpareMachine(life, len(self._spares))
+        self._spares.append(spare)
+        self._by_machine.setdefault(life[0], []).append(spare)
+        self._stirred.add(spare.number)
+        return spare
+
+    def stir(self, *machines: str) -> None:
+        """Something changed about these machines."""
+        for machine in machines:
+            self._stirred.update(spare.number for spare in self._by_machine.get(machine, ()))
+
+    def stir_all(self) -> None:
+        """Something changed that all have in common."""
+        self._stirred.update(range(len(self._spares)))
+
+    def take_due(self) -> list[SpareMachine]:
+        """Whom to look at in this round; what happens to an assigned spare is up to its gap, too."""
+        numbers, self._stirred = self._stirred | self._assigned, set()
+        return [self._spares[number] for number in sorted(numbers)]
+
+    def enter(self, spare: SpareMachine, trigger: str) -> None:
+        """Take a transition; the spare is looked at again in the next round."""
+        spare.state = SPARES[spare.state][trigger]
+        self._stirred.add(spare.number)
+        if spare.state is Spare.ASSIGNED:
+            self._assigned.add(spare.number)
+        else:
+            self._assigned.discard(spare.number)

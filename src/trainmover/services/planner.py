@@ -18,13 +18,14 @@ The phases are a table, walked until no trigger holds.  Four rules are behind it
 
 A plan on its way stays as it is while its layout is alive; more assignments wait for its end.
 When it has lost a machine, or another epoch was committed under it, it is superseded.
+
+Deciding on a change costs what changes, however large the job: who is up is kept by ``fleet``, the
+links come from ``topology.delta``, and ``plans`` makes the event of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 from trainmover.events.catalogue import (
@@ -34,7 +35,6 @@ from trainmover.events.catalogue import (
     JobFailed,
     JobHeld,
     JobSubmitted,
-    LinkName,
     LinkRepair,
     MachineFailed,
     MachineJoined,
@@ -53,60 +53,20 @@ from trainmover.events.catalogue import (
 )
 from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, incident_id, noted
 from trainmover.services.crew import first_crew, next_crew, nothing_to_keep
+from trainmover.services.fleet import Fleet
+from trainmover.services.phases import TABLE, Change, Phase, by_seat
+from trainmover.services.plans import groups_in, plan_of, start_of
 from trainmover.services.roster import Life
-from trainmover.services.tables import Table, first_trigger
-from trainmover.topology import Delta, Layout, SeatedLink, delta
+from trainmover.services.tables import first_trigger
+from trainmover.topology import Groups, Layout, delta
+
+__all__ = ["GATHER", "RECORDERS", "TABLE", "Phase", "PlannerCore"]
 
 GATHER = 1.0
 """Seconds that a launch waits for the standbys too, so that machines get seats by name."""
 
 RECORDERS = 2
 """Positions whose ranks record: the first, and one that is not the first."""
-
-
-class Phase(StrEnum):
-    """Where the planner is."""
-
-    IDLE = "idle"
-    GATHERING = "gathering"
-    LAUNCHED = "launched"
-    PLANNED = "planned"
-    STEADY = "steady"
-
-
-TABLE: Table[Phase] = {
-    Phase.IDLE: {
-        "enough machines": Phase.GATHERING,
-    },
-    Phase.GATHERING: {
-        "too few again": Phase.IDLE,
-        "all are here": Phase.LAUNCHED,
-        "waited enough": Phase.LAUNCHED,
-    },
-    Phase.LAUNCHED: {
-        "start again": Phase.LAUNCHED,
-        "all ranks are up": Phase.PLANNED,
-    },
-    Phase.PLANNED: {
-        "start again": Phase.LAUNCHED,
-        "committed": Phase.STEADY,
-        "aborted": Phase.STEADY,
-        "aborted start": Phase.LAUNCHED,
-        "superseded": Phase.PLANNED,
-    },
-    Phase.STEADY: {
-        "start again": Phase.LAUNCHED,
-        "change is complete": Phase.PLANNED,
-    },
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An open assignment: this life takes that seat."""
-
-    seat: int
-    joiner: Life
 
 
 class PlannerCore(Decider):
@@ -125,23 +85,21 @@ class PlannerCore(Decider):
         self._aborted: set[int] = set()
         self._changes: dict[str, Change] = {}
         self._repair: tuple[int, str] | None = None
-        self._endpoints: dict[tuple[Life, int], dict[int, Endpoint]] = {}
-        self._groups: dict[str, tuple[int, ...]] = {}
+        self._fleet = Fleet(self.roster)
+        self._groups = Groups()
+        self._base: Layout | None = None
         self._held = 0
 
     # -- inputs ------------------------------------------------------------------------------------
 
     def _rank(self, event: RankStarted) -> None:
-        life = (event.machine, event.incarnation)
-        self._endpoints.setdefault((life, event.generation), {})[event.slot] = event.endpoint
+        self._fleet.note(event)
 
     def _started(self, event: TrainingStarted) -> None:
         if event.generation == self.roster.generation:
             world = self.roster.size * self.roster.slots
-            # What a rank says is not trusted to fit: a group of ranks that are not there is none.
-            self._groups = {
-                name: ranks for name, ranks in event.groups.items() if all(rank < world for rank in ranks)
-            }
+            self._groups = groups_in(event, world)
+            self._groups.links_total(world, self.roster.slots)  # now, and not in the middle of an incident
 
     def _assigned(self, event: StandbyAssigned) -> None:
         if event.generation and event.generation != self.roster.generation:
@@ -164,6 +122,8 @@ class PlannerCore(Decider):
         for incident, change in list(self._changes.items()):
             if self.roster.is_member(*change.joiner):
                 del self._changes[incident]
+        if self.roster.settled:
+            _ = self._base_layout().positions  # made now, and not in the middle of an incident
 
     def _was_aborted(self, event: SwitchAborted) -> None:
         self._aborted.add(event.epoch)
@@ -193,17 +153,18 @@ class PlannerCore(Decider):
 
     def advance(self) -> bool:
         """One transition, if a trigger of the phase holds."""
+        self._fleet.refresh()
         plan, roster = self.plan, self.roster
         trigger = first_trigger(
             TABLE,
             self.phase,
             {
-                "enough machines": lambda: 0 < roster.size <= len(roster.idle()),
-                "too few again": lambda: len(roster.idle()) < roster.size,
-                "all are here": lambda: len(roster.idle()) >= roster.size + self._standbys,
+                "enough machines": lambda: 0 < roster.size <= roster.idle_count,
+                "too few again": lambda: roster.idle_count < roster.size,
+                "all are here": lambda: roster.idle_count >= roster.size + self._standbys,
                 "waited enough": lambda: self._waited,
                 "start again": lambda: nothing_to_keep(roster) and next_crew(roster) is not None,
-                "all ranks are up": lambda: self._first_layout() is not None,
+                "all ranks are up": self._fleet.all_up,
                 "committed": lambda: plan is not None and roster.settled and roster.epoch >= plan.epoch,
                 "aborted start": lambda: (
                     plan is not None and plan.kind == "start" and plan.epoch in self._aborted
@@ -250,7 +211,7 @@ class PlannerCore(Decider):
         self.plan = None
         self._changes.clear()
         self._repair = None
-        self._groups = {}
+        self._groups = Groups()
         generation = self.roster.generation + 1
         for position, (machine, incarnation) in enumerate(tuple(crew)):
             self.say(
@@ -273,12 +234,12 @@ class PlannerCore(Decider):
         if not nothing_to_keep(roster):
             return False
         self._held = roster.generation
-        lost = next(machine for machine in roster.members if roster.dead(machine))
+        _, lost = roster.lost()[0]
         incident = incident_id(lost, roster.life(lost))
         reason = (
             f"{lost} was lost before there was anything to keep, and too few machines are left to start again"
         )
-        if len([m for m in roster.members if roster.dead(m)]) == roster.size:
+        if len(roster.lost()) == roster.size:
             reason = "every machine of the job was lost, and too few others are left to start again"
         if roster.job is not None and roster.job.on_exhausted == "fail":
             self.say(JobFailed(reason=f"{reason}; start the job with more standbys"), incident)
@@ -288,19 +249,6 @@ class PlannerCore(Decider):
 
     # -- layouts -----------------------------------------------------------------------------------
 
-    def _endpoints_of(self, seated: Iterable[Life]) -> tuple[Endpoint, ...] | None:
-        """Endpoints by rank, when every rank has one and every machine lives."""
-        found: list[Endpoint] = []
-        for life in seated:
-            slots = self._endpoints.get((life, self.roster.generation), {})
-            if life in self.roster.gone or any(slot not in slots for slot in range(self.roster.slots)):
-                return None
-            found += [slots[slot] for slot in range(self.roster.slots)]
-        return tuple(found)
-
-    def _first_layout(self) -> tuple[Endpoint, ...] | None:
-        return self._endpoints_of((m, self.roster.life(m) or "") for m in self.roster.members)
-
     def _due(self) -> dict[str, Change]:
         """The open changes that the next plan makes, by incident.
 
@@ -308,19 +256,13 @@ class PlannerCore(Decider):
         still works is not replaced together with a neighbour: its move waits for the plan after.
         """
         roster, size = self.roster, self.roster.size
-        lost = {i: c for i, c in self._changes.items() if roster.dead(roster.seats[c.seat])}
-        due = dict(lost)
+        due = {i: c for i, c in self._changes.items() if roster.dead(roster.seats.get(c.seat, ""))}
+        seats = {change.seat for change in due.values()}
         for incident, change in self._changes.items():
-            neighbours = {(change.seat - 1) % size, (change.seat + 1) % size}
-            if incident not in lost and not neighbours & {other.seat for other in due.values()}:
+            if incident not in due and not {(change.seat - 1) % size, (change.seat + 1) % size} & seats:
                 due[incident] = change
+                seats.add(change.seat)
         return due
-
-    def _seated(self) -> dict[int, Life]:
-        """Who sits where after all changes that are due."""
-        seated = {seat: (m, self.roster.life(m) or "") for seat, m in self.roster.seats.items()}
-        seated.update({change.seat: change.joiner for change in self._due().values()})
-        return seated
 
     def _needs_repair(self) -> bool:
         """A repair is wanted in the epoch that holds, or in one that was to follow it."""
@@ -328,7 +270,9 @@ class PlannerCore(Decider):
 
     def _outdated(self, plan: PlanReady) -> bool:
         """The plan on its way cannot come about, or does not do what is wanted now."""
-        lost = any(self.roster.dead(machine) for machine in plan.machines)
+        seats, roster = plan.machines, self.roster
+        lost = any(seats[seat : seat + 1] == (machine,) for seat, machine in roster.lost())
+        lost = lost or any(roster.dead(machine) for machine in plan.joiners)
         broken = self._repair is not None and self._repair[0] >= plan.epoch
         return lost or broken or plan.base_epoch != self._base_epoch
 
@@ -337,8 +281,8 @@ class PlannerCore(Decider):
         """Epoch that the next one follows; 0 when nothing of this generation is committed."""
         return self.roster.epoch if self.roster.settled else 0
 
-    def _next(self) -> tuple[Endpoint, ...] | None:
-        """Endpoints of the next layout, when there is something to change and all of it lives."""
+    def _next(self) -> dict[str, Change] | None:
+        """The changes that make the next layout, when something is to change and all of it lives."""
         roster = self.roster
         if self._changes:
             if not roster.replaceable:
@@ -346,72 +290,79 @@ class PlannerCore(Decider):
         elif not self._needs_repair():
             return None
         elif not roster.settled:
-            return self._first_layout()
-        seated = self._seated()
-        if len({machine for machine, _ in seated.values()}) != roster.size:
+            return {} if self._fleet.all_up() else None
+        due = self._due()
+        joiners = by_seat(due)
+        names = {machine for machine, _ in joiners.values()}
+        if not roster.full or len(names) != len(joiners):
             return None
-        return self._endpoints_of(seated[seat] for seat in sorted(seated))
+        if any(seat not in joiners for name in names for seat in roster.seats_held(name)):
+            return None
+        leavers = {roster.seats[seat] for seat in joiners}
+        return due if self._fleet.all_up(leavers, joiners.values()) else None
+
+    def _base_layout(self) -> Layout:
+        """The layout of the members; the same object until they change."""
+        epoch, members, slots = self.roster.epoch, self.roster.members, self.roster.slots
+        if self._base is None or self._base.machines is not members or self._base.epoch != epoch:
+            self._base = Layout(epoch, members, slots)
+        return self._base
 
     def _epoch(self) -> int:
         self.last_epoch = max(self.last_epoch, self.roster.epoch) + 1
         return self.last_epoch
 
     def _say_start(self) -> None:
-        endpoints = self._first_layout()
-        assert endpoints is not None, "a start has every endpoint"
         layout = Layout(self._epoch(), self.roster.members, self.roster.slots)
-        self._say_plan(layout, 0, "start", (), (), (), endpoints, delta(None, layout, self._groups))
+        self._say_plan(
+            plan_of(
+                layout,
+                base=0,
+                kind="start",
+                generation=self.roster.generation,
+                incidents=(),
+                changes={},
+                change=start_of(layout, self._groups),
+                endpoint_of=self._endpoints({}),
+            )
+        )
 
     def _say_change(self) -> None:
-        endpoints = self._next()
-        assert endpoints is not None, "a change has every endpoint"
-        roster, base = self.roster, Layout(self.roster.epoch, self.roster.members, self.roster.slots)
-        due = self._due()
-        pairs = {base.machines[change.seat]: change.joiner[0] for change in due.values()}
-        layout = base.replaced(self._epoch(), pairs)
+        due, roster, base = self._next(), self.roster, self._base_layout()
+        assert due is not None, "a change has every endpoint"
+        joiners = by_seat(due)
+        pairs = {seat: (base.machines[seat], machine) for seat, (machine, _) in joiners.items()}
+        layout = base.replaced(self._epoch(), dict(pairs.values()))
         incidents = [*due]
         if self._needs_repair() and self._repair is not None and self._repair[1] not in incidents:
             incidents.append(self._repair[1])
         kind: SwitchKind = "repair"
         if pairs:
-            kind = "failure" if any(roster.dead(leaver) for leaver in pairs) else "move"
-        difference = delta(base, layout, self._groups)
+            kind = "failure" if any(roster.dead(leaver) for leaver, _ in pairs.values()) else "move"
         self._say_plan(
-            layout, self._base_epoch, kind, incidents, pairs, pairs.values(), endpoints, difference
+            plan_of(
+                layout,
+                base=self._base_epoch,
+                kind=kind,
+                generation=roster.generation,
+                incidents=incidents,
+                changes=pairs,
+                change=delta(base, layout, self._groups, seats=joiners),
+                endpoint_of=self._endpoints(joiners),
+            )
         )
 
-    def _say_plan(
-        self,
-        layout: Layout,
-        base: int,
-        kind: SwitchKind,
-        incidents: Iterable[str],
-        leavers: Iterable[str],
-        joiners: Iterable[str],
-        endpoints: tuple[Endpoint, ...],
-        difference: Delta,
-    ) -> None:
-        incidents = tuple(incidents)
-        self.plan = PlanReady(
-            epoch=layout.epoch,
-            base_epoch=base,
-            kind=kind,
-            generation=self.roster.generation,
-            incidents=incidents,
-            machines=layout.machines,
-            ranks_per_machine=layout.ranks_per_machine,
-            leavers=tuple(leavers),
-            joiners=tuple(joiners),
-            endpoints=endpoints,
-            links_added=_names(difference.added),
-            links_dropped=_names(difference.dropped),
-            links_total=difference.total,
-        )
-        self.say(self.plan, incidents[0] if incidents else None)
+    def _endpoints(self, joiners: Mapping[int, Life]) -> Callable[[int], Endpoint]:
+        """Where a rank of a layout listens that has these joiners."""
+        roster, fleet = self.roster, self._fleet
 
+        def endpoint_of(rank: int) -> Endpoint:
+            seat, slot = divmod(rank, roster.slots)
+            machine = roster.seats[seat]
+            return fleet.at(joiners.get(seat) or (machine, roster.life(machine) or ""), slot)
 
-def _names(links: Iterable[SeatedLink]) -> tuple[LinkName, ...]:
-    found = sorted({seated.link for seated in links})
-    return tuple(
-        LinkName(group=link.group, channel=link.channel, low=link.low, high=link.high) for link in found
-    )
+        return endpoint_of
+
+    def _say_plan(self, plan: PlanReady) -> None:
+        self.plan = plan
+        self.say(plan, plan.incidents[0] if plan.incidents else None)

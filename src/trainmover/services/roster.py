@@ -12,11 +12,17 @@ whose entries are set once.  Three words:
 - A *seat* is a position of the layout.  Machines come and go, seats stay; so an incident is about
   a seat, and who sits on it is looked up when it matters.
 - A *member* is a machine on a seat: launched there, or put there by a committed switch.
+
+What is asked after every event must not cost a walk over all machines, or a large job's start would
+take the square of its size.  So the roster keeps the answers beside the facts: who is idle, which
+members are lost; and it names the machines that anything changed about (``take_touched``), so that a
+core looks at those alone.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 
 from trainmover.events.catalogue import (
     Event,
@@ -68,6 +74,13 @@ class Roster:
         self._recorders: dict[str, int] = {}
         self._started: set[int] = set()
         self._recordings: dict[tuple[int, str], dict[int, str]] = {}
+        self._arrivals: dict[str, int] = {}
+        self._held: dict[str, list[int]] = {}
+        self._members: tuple[str, ...] | None = None
+        self._idle: dict[str, MachineJoined] = {}
+        self._idle_in_order: list[MachineJoined] | None = None
+        self._lost: set[str] = set()
+        self._touched: set[str] = set()
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -75,19 +88,23 @@ class Roster:
         """Write down what an event says; events that say nothing of this kind change nothing."""
         match event:
             case JobSubmitted():
-                self.job = self.job or event
+                if self.job is None:
+                    self.job = event
+                    self._touch(*self.joined, *self._held)
             case JobCompleted() | JobFailed():
                 self.over = True
             case MachineJoined():
                 self._note_joined(event)
             case MachineLeft() | MachineFailed():
                 self.gone.add((event.machine, event.incarnation))
+                self._touch(event.machine)
             case MachineLaunch():
                 self._note_launch(event)
             case StandbyAssigned():
                 self._lives[event.joiner] = event.joiner_incarnation
                 if event.leaver in self._seat_of:
                     self._seat_of[event.joiner] = self._seat_of[event.leaver]
+                self._touch(event.joiner)
             case SwitchCommitted():
                 self._note_committed(event)
             case TrainingStarted():
@@ -101,6 +118,8 @@ class Roster:
             self._known.add(life)
             self.joined.pop(event.machine, None)
             self.joined[event.machine] = event
+            self._arrivals[event.machine] = len(self._known)
+            self._touch(event.machine)
 
     def _note_launch(self, event: MachineLaunch) -> None:
         if event.generation < self.generation:
@@ -110,16 +129,19 @@ class Roster:
             self._recorders[event.machine] = event.position
         if self.settled:
             return
-        self.seats[event.position] = event.machine
         self._lives[event.machine] = event.incarnation
         self._seat_of[event.machine] = event.position
+        self._touch(event.machine, *self._seat(event.position, event.machine))
 
     def _enter(self, generation: int) -> None:
         if generation > self.generation:
             self.generation = generation
             self.settled = False
-            for facts in (self.seats, self._lives, self._seat_of, self._recorders):
+            known = {*self._held, *self._lives, *self._seat_of}
+            for facts in (self.seats, self._held, self._lives, self._seat_of, self._recorders):
                 facts.clear()
+            self._members = None
+            self._touch(*known)
 
     def _note_committed(self, event: SwitchCommitted) -> None:
         if event.epoch <= self.epoch:
@@ -130,12 +152,59 @@ class Roster:
             if event.generation < self.generation:
                 return
         self.settled = True
-        for machine in set(self.seats.values()) - set(event.machines):
+        for machine in self._held.keys() - set(event.machines):
             if (life := self.life(machine)) is not None:
                 self.unseated.add((machine, life))
-        self.seats = dict(enumerate(event.machines))
-        self._seat_of.update({machine: seat for seat, machine in self.seats.items()})
-        self._lives = {m: life for m in event.machines if (life := self.life(m)) is not None}
+        changed: set[str] = set()
+        for seat in [seat for seat in self.seats if seat >= len(event.machines)]:
+            changed.update(self._seat(seat, None))
+        for seat, machine in enumerate(event.machines):
+            changed.update(self._seat(seat, machine))
+            if self._seat_of.get(machine) != seat:
+                self._seat_of[machine] = seat
+                changed.add(machine)
+        lives = {m: life for m in event.machines if (life := self.life(m)) is not None}
+        changed.update(self._lives.keys() - lives.keys())
+        self._lives = lives
+        self._touch(*changed)
+
+    def _seat(self, seat: int, machine: str | None) -> Iterator[str]:
+        """Put a machine on a seat, or nobody; the machines for which that changes something."""
+        before = self.seats.get(seat)
+        if before == machine:
+            return
+        self._members = None
+        if before is not None:
+            del self.seats[seat]
+            self._held[before].remove(seat)
+            if not self._held[before]:
+                del self._held[before]
+            yield before
+        if machine is not None:
+            self.seats[seat] = machine
+            self._held.setdefault(machine, []).append(seat)
+            yield machine
+
+    def _touch(self, *machines: str) -> None:
+        """Something changed about these machines: bring the answers about them up to date."""
+        self._touched.update(machines)
+        for machine in machines:
+            joined, held = self.joined.get(machine), machine in self._held
+            fits = joined is not None and not held and joined.slots >= self.slots
+            if joined is not None and fits and (machine, joined.incarnation) not in self.gone:
+                if self._idle.get(machine) is not joined:
+                    self._idle[machine], self._idle_in_order = joined, None
+            elif self._idle.pop(machine, None) is not None:
+                self._idle_in_order = None
+            if held and self.dead(machine):
+                self._lost.add(machine)
+            else:
+                self._lost.discard(machine)
+
+    def take_touched(self) -> set[str]:
+        """Machines about which anything changed since this was last asked: life, end or seat."""
+        touched, self._touched = self._touched, set()
+        return touched
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -152,7 +221,9 @@ class Roster:
     @property
     def members(self) -> tuple[str, ...]:
         """Machines on the seats, by position."""
-        return tuple(self.seats[seat] for seat in sorted(self.seats))
+        if self._members is None:
+            self._members = tuple(self.seats[seat] for seat in sorted(self.seats))
+        return self._members
 
     @property
     def full(self) -> bool:
@@ -185,6 +256,18 @@ class Roster:
         life = self.life(machine)
         return life is not None and (machine, life) in self.gone
 
+    def lost(self) -> list[tuple[int, str]]:
+        """Seats whose machine is dead, and that machine, by seat."""
+        return sorted((seat, machine) for machine in self._lost for seat in self._held[machine])
+
+    def seated(self, machine: str) -> bool:
+        """This machine sits on a seat."""
+        return machine in self._held
+
+    def seats_held(self, machine: str) -> Sequence[int]:
+        """The seats that a machine sits on now."""
+        return self._held.get(machine, ())
+
     def is_member(self, machine: str, incarnation: str) -> bool:
         """This life sits on a seat."""
         seat = self._seat_of.get(machine, -1)
@@ -194,20 +277,25 @@ class Roster:
         """The seat that a machine has, had, or is to take in this generation."""
         return self._seat_of.get(machine)
 
-    def idle(self) -> list[MachineJoined]:
+    def idle(self) -> Sequence[MachineJoined]:
         """Living machines with enough slots that sit on no seat, in order of joining.
 
         A machine that came back under the name of one that still has a seat is left out: the
         layout could not tell the two apart.
         """
-        taken = set(self.seats.values())
-        return [
-            joined
-            for machine, joined in self.joined.items()
-            if machine not in taken
-            and joined.slots >= self.slots
-            and (machine, joined.incarnation) not in self.gone
-        ]
+        if self._idle_in_order is None:
+            self._idle_in_order = sorted(self._idle.values(), key=lambda j: self._arrivals[j.machine])
+        return self._idle_in_order
+
+    @property
+    def idle_count(self) -> int:
+        """Number of idle machines."""
+        return len(self._idle)
+
+    def is_idle(self, machine: str, incarnation: str) -> bool:
+        """This life is one of the idle machines."""
+        joined = self._idle.get(machine)
+        return joined is not None and joined.incarnation == incarnation
 
     def recording(self) -> tuple[int, tuple[str, ...]] | None:
         """Position and files (by slot) of the recording to make spares warm with, if one is whole.

@@ -4,9 +4,11 @@ What lives here: the life of a spare machine, the life of a gap (a seat that nee
 because its machine failed or is asked to move), and the pairing of the two.  What never lives here:
 who failed (health), the layout and its links (planner), epochs (switcher).
 
-Both lives are tables.  Every round of settling walks each spare and each gap along its table for
-as long as a trigger holds, then pairs gaps with parked spares: failures before moves, the older
-first.  Because a trigger is a question about facts, it does not matter in which order they came.
+Both lives are tables.  Every round of settling walks spares and gaps along their tables for as
+long as a trigger holds, then pairs gaps with parked spares: failures before moves, the older first.
+Because a trigger is a question about facts, it does not matter in which order they came.  Only what
+can have a new answer is asked again: spares about which something changed (:meth:`StandbyCore._due`)
+and gaps that are open, so that the start of a large job takes steps in proportion to its machines.
 
 A gap is about a *seat*, not a machine.  When a joiner dies in the middle of its switch, the gap is
 open again and gets another spare, whether or not that switch was committed at the last moment: who
@@ -46,7 +48,17 @@ from trainmover.events.catalogue import (
     TrainingStarted,
 )
 from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, incident_id, noted
-from trainmover.services.gaps import GAPS, ON_THE_WAY, SPARES, WAITING, Gap, Incident, Spare, SpareMachine
+from trainmover.services.gaps import (
+    GAPS,
+    ON_THE_WAY,
+    SPARES,
+    WAITING,
+    Gap,
+    Incident,
+    Line,
+    Spare,
+    SpareMachine,
+)
 from trainmover.services.roster import Life
 from trainmover.services.tables import first_trigger
 
@@ -75,6 +87,9 @@ class StandbyCore(Decider):
         self.patience = patience
         self.spares: dict[Life, SpareMachine] = {}
         self.gaps: dict[str, Incident] = {}
+        self._line = Line()
+        self._situation: tuple[object, ...] = ()
+        self._live: dict[tuple[int, int], Incident] = {}
         self._parked: dict[tuple[Life, int], set[int]] = {}
         self._ordinal = 0
         self._unanswered = 0
@@ -86,12 +101,13 @@ class StandbyCore(Decider):
     def _joined(self, event: MachineJoined) -> None:
         life = (event.machine, event.incarnation)
         if life not in self.spares:
-            self.spares[life] = SpareMachine(life)
+            self.spares[life] = self._line.add(life)
             self._unanswered = max(0, self._unanswered - 1)
 
     def _slot_parked(self, event: StandbyParked) -> None:
         key = ((event.machine, event.incarnation), event.generation)
         self._parked.setdefault(key, set()).add(event.slot)
+        self._line.stir(event.machine)
 
     def _started(self, event: TrainingStarted) -> None:
         self._lost_in_a_row = 0
@@ -103,13 +119,13 @@ class StandbyCore(Decider):
         if reason or seat is None:
             self.say(MoveRefused(machine=event.machine, incident=incident, reason=reason), incident)
             return
-        self.gaps[incident] = Incident(incident, seat, self.roster.generation, event)
+        self._open(Incident(incident, seat, self.roster.generation, event))
         self.do(SetTimer(f"move:{incident}", self.now + self.patience))
 
     def _why_not(self, event: MoveRequested) -> str:
         """Why a move cannot be, as far as that is known at once; empty when it may be."""
         machine, to, roster = event.machine, event.to, self.roster
-        if machine not in roster.seats.values():
+        if not roster.seated(machine):
             members = ", ".join(roster.members) or "no machine yet"
             return f"{machine} has no seat in the job; members are {members}"
         if roster.dead(machine) or self._gap_of(roster.seat_of(machine)) is not None:
@@ -149,9 +165,23 @@ class StandbyCore(Decider):
 
     def advance(self) -> bool:
         """One round: spares, then gaps, then a new gap or a request for a spare."""
-        moved = [self._advance_spare(spare) for spare in self.spares.values()]
+        moved = [self._advance_spare(spare) for spare in self._due()]
         moved += [self._advance_gap(gap) for gap in self._in_order()]
         return any(moved) or self._open_gap() or self._replenish()
+
+    def _due(self) -> list[SpareMachine]:
+        """Spares whose triggers may have another answer than when they were last walked.
+
+        A trigger asks about the machine itself (the roster names those that changed), about what
+        all have in common, or, when the spare is assigned, about the gaps.
+        """
+        roster = self.roster
+        situation = (roster.generation, roster.settled, roster.replaceable, roster.full, roster.slots)
+        self._line.stir(*roster.take_touched())
+        if situation != self._situation:
+            self._situation = situation
+            self._line.stir_all()
+        return self._line.take_due()
 
     def _advance_spare(self, spare: SpareMachine) -> bool:
         roster, life = self.roster, spare.life
@@ -163,18 +193,17 @@ class StandbyCore(Decider):
                 "seated": lambda: roster.is_member(*life),
                 "unseated": lambda: roster.settled and not roster.is_member(*life),
                 "stale": lambda: spare.generation != roster.generation,
-                "recording is ready": lambda: (
-                    roster.replaceable and roster.full and any(life == s.life for s in self._pool())
-                ),
+                "recording is ready": lambda: roster.replaceable and roster.full and roster.is_idle(*life),
                 "all slots parked": lambda: (
                     len(self._parked.get((life, spare.generation), ())) >= roster.slots
                 ),
-                "not needed": lambda: all(gap.joiner != life for gap in self.gaps.values() if gap.live),
+                "not needed": lambda: all(gap.joiner != life for gap in self._live.values()),
             },
         )
         if trigger is None:
             return False
-        before, spare.state = spare.state, SPARES[spare.state][trigger]
+        before = spare.state
+        self._line.enter(spare, trigger)
         match spare.state:
             case Spare.WARMING:
                 self._warm(spare)
@@ -210,7 +239,7 @@ class StandbyCore(Decider):
 
     def _advance_gap(self, gap: Incident) -> bool:
         roster = self.roster
-        choice = self._choice(gap)
+        choice = self._choice(gap) if gap.state in (Gap.OPEN, Gap.HELD) else None
         occupied = not roster.dead(self._occupant(gap))
         trigger = first_trigger(
             GAPS,
@@ -230,6 +259,8 @@ class StandbyCore(Decider):
         if trigger is None:
             return False
         gap.state = GAPS[gap.state][trigger]
+        if not gap.live:
+            del self._live[gap.seat, gap.generation]
         match trigger:
             case "spare parked":
                 assert choice is not None, "an assignment has a spare"
@@ -251,24 +282,23 @@ class StandbyCore(Decider):
         roster = self.roster
         if not roster.replaceable:
             return False
-        for seat, machine in sorted(roster.seats.items()):
-            if roster.dead(machine) and self._gap_of(seat) is None:
+        for seat, machine in roster.lost():
+            if self._gap_of(seat) is None:
                 incident = incident_id(machine, roster.life(machine))
-                self.gaps[incident] = Incident(incident, seat, roster.generation, None)
+                self._open(Incident(incident, seat, roster.generation, None))
                 return True
         return False
 
+    def _open(self, gap: Incident) -> None:
+        self.gaps[gap.id] = gap
+        self._live[gap.seat, gap.generation] = gap
+
     def _in_order(self) -> list[Incident]:
         """Live gaps: failures before moves, the older first."""
-        return sorted((gap for gap in self.gaps.values() if gap.live), key=self._is_move)
+        return sorted(self._live.values(), key=self._is_move)
 
     def _gap_of(self, seat: int | None) -> Incident | None:
-        found = (
-            g
-            for g in self.gaps.values()
-            if g.live and (g.seat, g.generation) == (seat, self.roster.generation)
-        )
-        return next(found, None)
+        return None if seat is None else self._live.get((seat, self.roster.generation))
 
     def _is_move(self, gap: Incident) -> bool:
         """The gap is still a wish: nobody died on its seat."""
@@ -301,7 +331,7 @@ class StandbyCore(Decider):
     def _assign(self, gap: Incident, spare: SpareMachine) -> None:
         kind = "move" if self._is_move(gap) else "failure"
         gap.joiner = spare.life
-        spare.state = SPARES[spare.state]["assigned"]
+        self._line.enter(spare, "assigned")
         if gap.asked is not None:
             self.do(CancelTimer(f"move:{gap.id}"))
         self.say(
@@ -349,7 +379,7 @@ class StandbyCore(Decider):
         roster = self.roster
         if roster.job is None or not self._used_up or self._lost_in_a_row >= HOPELESS:
             return False
-        switching = any(gap.state is Gap.ASSIGNED for gap in self.gaps.values())
+        switching = any(gap.state is Gap.ASSIGNED for gap in self._live.values())
         calm = roster.started and roster.settled and not switching
         if not calm and not self._waiting_seats():
             return False
@@ -364,5 +394,5 @@ class StandbyCore(Decider):
 
     def _waiting_seats(self) -> bool:
         """A seat is empty, and no spare was found for it."""
-        taken = {gap.seat for gap in self.gaps.values() if gap.state is Gap.ASSIGNED}
-        return any(self.roster.dead(m) for seat, m in self.roster.seats.items() if seat not in taken)
+        taken = {gap.seat for gap in self._live.values() if gap.state is Gap.ASSIGNED}
+        return any(seat not in taken for seat, _ in self.roster.lost())

@@ -246,6 +246,7 @@ class SwitcherCore(Decider):
                 leavers=plan.leavers,
                 joiners=plan.joiners,
                 endpoints=plan.endpoints,
+                endpoint_ranks=plan.endpoint_ranks,
                 limit_seconds=self.limit,
             ),
             _incident(plan),
