@@ -115,7 +115,7 @@ def test_a_waiting_walk_is_told_why(world: MakeWorld) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(made[0].walk, lambda group: walks.receive(group, got, 1, 0))
         wait_until(lambda: made[0].engine.ask(lambda: bool(made[0].engine._queues.get(GROUP))), "it waits")
-        made[0].engine.break_epoch("the user's step raised", told=True)
+        made[0].engine.break_epoch(made[0].engine.epoch, "the user's step raised", told=True)
         with pytest.raises(EpochBroken, match="the user's step raised"):
             waiting.result(PROMPT)
     with pytest.raises(EpochBroken, match="is broken: the user's step raised"):
@@ -130,7 +130,7 @@ def test_a_break_reaches_who_waits_on_another_link(world: MakeWorld) -> None:
     future = made[2].start(
         Call("broadcast", "", [torch.empty(3)], True, lambda g, tag: walks.receive(g, torch.empty(3), 1, tag))
     )
-    made[0].engine.break_epoch("machine m9 failed", told=True)
+    made[0].engine.break_epoch(made[0].engine.epoch, "machine m9 failed", told=True)
     done_within([future], PROMPT)
     assert made[2].breaks[0].told
     assert "says that epoch 1 is broken" in made[2].breaks[0].reason
@@ -140,7 +140,7 @@ def test_a_break_overtakes_what_nobody_reads(world: MakeWorld) -> None:
     """A BREAK behind frames that nobody has asked for still arrives: over the boundary's own links."""
     made = world(2)
     made[0].start(Call("send/recv", "", [], True, lambda g, tag: walks.send(g, torch.zeros(100_000), 1, tag)))
-    made[0].engine.break_epoch("machine m9 failed", told=True)
+    made[0].engine.break_epoch(made[0].engine.epoch, "machine m9 failed", told=True)
     wait_until(lambda: made[1].engine.broken, "rank 1 hears of it", PROMPT)
 
 
@@ -178,7 +178,7 @@ def test_frames_of_a_void_epoch_are_thrown_away(world: MakeWorld) -> None:
     stale = torch.full((50_000,), -1.0)
     for _ in range(3):
         made[0].start(Call("send/recv", "", [], True, lambda g, tag: walks.send(g, stale, 1, tag))).wait()
-    made[1].engine.break_epoch("for the test", told=True)
+    made[1].engine.break_epoch(made[1].engine.epoch, "for the test", told=True)
     wait_until(lambda: made[0].engine.broken, "both know")
     made.switch()
     got = torch.empty(50_000)
@@ -210,7 +210,7 @@ def test_a_break_of_a_coming_epoch_is_remembered(world: MakeWorld) -> None:
     made = world(2)
     wait_until(made.prepare(2), "prepared")
     made[0].engine.adopt(made.plan(0, 2))
-    made[0].engine.break_epoch("at once", told=True)
+    made[0].engine.break_epoch(made[0].engine.epoch, "at once", told=True)
     wait_until(lambda: bool(made[1].engine._void), "heard")
     assert not made[1].engine.broken
     made[1].engine.adopt(made.plan(1, 2))
@@ -250,7 +250,7 @@ def test_a_break_in_the_middle_of_a_frame_keeps_the_connection_in_step() -> None
         tag, payload = tag_of("broadcast", 0), torch.ones(1000).numpy().tobytes()
         wire.send(frames.pack(frames.DATA, 1, 0, tag, 4000) + payload[:2000])
         wait_until(lambda: bool(tensor[0] == 1.0), "half of it is there")
-        member.engine.break_epoch("for the test", told=True)
+        member.engine.break_epoch(member.engine.epoch, "for the test", told=True)
         done_within([future], PROMPT)
         assert frames.unpack(wire.receive(frames.HEADER_SIZE)).kind == frames.BREAK
         member.engine.adopt(next_plan(member))

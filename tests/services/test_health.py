@@ -53,6 +53,19 @@ def test_a_lapsed_lease_is_checked_by_a_probe(bench: Any, kit: Kit) -> None:
     assert any("does not answer" in line for line in lines)
 
 
+def test_a_rank_that_is_stuck_gets_a_new_epoch(bench: Any, kit: Kit) -> None:
+    """A rank that says of itself that its epoch is over blames nobody: the links are made again."""
+    assert kit.brief(bench.hear(kit.broken("m0", "m0"))) == ["timer grace:1"]
+    assert kit.brief(bench.fire("grace:1")) == ["link.repair epoch=1"]
+    assert bench.hear(kit.broken("m0", "m0")) == [], "asked for already"
+
+
+def test_a_stuck_rank_waits_for_a_lost_machine(bench: Any, kit: Kit) -> None:
+    """While a machine is lost a rank waits for its replacement, not for a repair."""
+    bench.hear(kit.broken("m0", "m0"), kit.exited("m1", signal=9))
+    assert kit.brief(bench.fire("grace:1")) == []
+
+
 def test_two_suspicions_are_proof(bench: Any, kit: Kit) -> None:
     """A machine without heartbeats that also loses a link has failed, in either order."""
     bench.hear(expired("m1"))

@@ -296,7 +296,7 @@ class Rank:
         """Join the threads; the machine's line is closed last."""
         self.session.control._closing = True
         self.session._tell(failed="the test is over")
-        self.session.engine.break_epoch("the test is over", told=True)
+        self.session.engine.break_epoch(self.session.engine.epoch, "the test is over", told=True)
         self.threads[1].join(LIMIT)
         self.session.engine.stop()
         self.session.control.close()
@@ -342,7 +342,7 @@ class Cluster:
             engine = rank.session.engine
             calls = [walk.label for queue in list(engine._queues.values()) for walk in queue]
             state = f"committed {rank.boundary.committed}, epoch {engine.epoch} ({engine._reason or 'whole'})"
-            coming = sorted(rank.session._prepared)
+            coming = [order.epoch for order in rank.session.orders.after(engine.epoch)]
             lines.append(f"{rank}: {state}, prepared for {coming}, waits for {calls}, error {rank.error!r}")
         return "\n".join(lines)
 

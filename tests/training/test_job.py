@@ -141,3 +141,38 @@ def test_a_step_is_a_number() -> None:
     assert {step: 1}[6] == 1
     assert list(range(10))[step] == 6
     assert step % 4 == 2
+
+
+class Breaking(Scripted):
+    """A scripted course whose epoch is broken in the steps that will be void."""
+
+    @property
+    def broken(self) -> bool:
+        return not self.commits[len(self.voted)]
+
+
+def test_an_exception_in_a_broken_epoch_only_makes_the_step_void() -> None:
+    """``with step:`` turns what a body raises on a broken epoch's values into a void step, redone."""
+    job = Job(Breaking(False, True), TrackedState())
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    job.track(optimizer=optimizer)
+    ran = []
+    for step in job.steps(1):
+        with step:
+            ran.append(job.broken)
+            if job.broken:
+                raise EOFError("a shape from a lost rank")
+            parameter.grad = torch.ones(1)
+            optimizer.step()
+    assert ran == [True, False]
+    assert parameter.item() == -1.0
+
+
+def test_an_exception_in_a_whole_epoch_is_the_scripts_own() -> None:
+    """``with step:`` hides nothing of a script that is wrong by itself."""
+    job = Job(Breaking(True), TrackedState())
+    with pytest.raises(EOFError):
+        for step in job.steps(1):
+            with step:
+                raise EOFError("wrong by itself")

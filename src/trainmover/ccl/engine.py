@@ -20,7 +20,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -147,9 +147,23 @@ class Engine:
         counts: dict[str, int] = self.ask(lambda: self._adopt(plan))
         return counts
 
-    def break_epoch(self, reason: str, *, told: bool) -> None:
-        """Declare the current epoch broken (a machine is known to be dead, the user's step raised)."""
-        self.call(lambda: self._break(reason, None, told))
+    def break_epoch(self, epoch: int, reason: str, *, told: bool, dead: Sequence[str] = ()) -> None:
+        """Declare an epoch broken, if it is still the current one.
+
+        Args:
+            epoch: which one is meant.
+            reason: for messages.
+            told: somebody else said so, who has reported it already.
+            dead: lives of processes that are known to be gone; their connections are closed.
+        """
+
+        def act() -> None:
+            if epoch == self._epoch:
+                for life in dead:
+                    self.table.drop_process(life)
+                self._break(reason, None, told)
+
+        self.call(act)
 
     def stop(self, limit: float = 5.0) -> None:
         """Say BYE on every link, flush and end the thread."""

@@ -243,10 +243,13 @@ class HealthCore(Decider):
     # -- links -------------------------------------------------------------------------------------
 
     def _broken(self, event: LinkBroken) -> None:
+        if event.machine == event.peer_machine:
+            self._stuck(event)
+            return
         layout = self._layout(event.epoch)
         if layout is None or event.machine not in layout or event.peer_machine not in layout:
             return
-        if event.epoch in self._repaired or event.machine == event.peer_machine:
+        if event.epoch in self._repaired:
             return
         if self.roster.dead(event.machine):
             return
@@ -259,6 +262,20 @@ class HealthCore(Decider):
             f"{event.machine} lost the link {event.rank}-{event.peer} of epoch {event.epoch}: {event.reason}"
         )
         self._take(accused, "accused", why[:MAX_TEXT])
+
+    def _stuck(self, event: LinkBroken) -> None:
+        """A rank says of itself that its epoch is over; unless a machine proves lost, a new one is due.
+
+        A call took too long, the script raised, an agreed switch was given up: the rank waits at the
+        boundary and no link is to blame.
+        """
+        life = self.roster.life(event.machine)
+        epoch = self.roster.epoch
+        if life is None or event.machine not in self.roster.members or self.roster.dead(event.machine):
+            return
+        if epoch not in self._repaired and event.epoch >= epoch:
+            self._accused.setdefault(epoch, set()).add((event.machine, life))
+            self._settled(event.machine)
 
     def _layout(self, epoch: int) -> tuple[str, ...] | None:
         """Machines of an epoch that is the committed one or on its way."""
@@ -295,7 +312,7 @@ class HealthCore(Decider):
         if all(self._states.get(life, Health.WELL) is Health.WELL for life in accused):
             self._repaired.add(epoch)
             names = ", ".join(sorted(machine for machine, _ in accused))
-            reason = f"a link of epoch {epoch} broke, but {names} answered and no rank exited"
+            reason = f"epoch {epoch} is broken, but {names} is well and no rank exited"
             self.say(LinkRepair(epoch=epoch, reason=reason), incident_id("repair", epoch))
 
     # -- switches ----------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ from trainmover.topology.layout import guardian_of, ward_of
 from trainmover.topology.links import BOUNDARY, MESH_LIMIT, STATE, WORLD
 from trainmover.training import agreement, transfer
 from trainmover.training.agreement import BALLOT_SIZE, REPORT_SIZE, Ballot, Report, Resolution
-from trainmover.training.session import Order, Session
+from trainmover.training.orders import Order
+from trainmover.training.session import Session
 from trainmover.training.state import TrackedState
 
 log = logging.getLogger(__name__)
@@ -251,8 +252,7 @@ class Boundary:
         epoch, self._switch_to = self._switch_to, 0
         if not epoch:
             return None
-        order = self.session.order_for(epoch)
-        return order if order.plan is not None else None
+        return self.session.order_for(epoch)
 
     def _settle(self, order: Order, resolution: Resolution, began: float) -> Settled:
         started = time.monotonic()

@@ -38,7 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class Step:
-    """One iteration. Usable as a number: ``int(step)``, ``f"{step}"``, ``step % 10``."""
+    """One iteration. Usable as a number: ``int(step)``, ``f"{step}"``, ``step % 10``.
+
+    ``with step:`` round the body is for scripts whose body may raise on the values of a broken epoch
+    (a shape received from a lost rank, say): the exception then only makes the step void.  Plain data
+    parallel bodies do not need it.
+    """
 
     def __init__(self, job: Job, index: int) -> None:
         self.index = index
@@ -46,6 +51,15 @@ class Step:
         """What was logged; after the vote, the means over all ranks."""
         self._job = job
         self.verdict: Verdict | None = None
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception) or self.verdict is not None or not self._job.broken:
+            return False
+        log.warning("step %d raised in a broken epoch and is void: %r", self.index, error)
+        return True
 
     @property
     def committed(self) -> bool:
@@ -92,6 +106,10 @@ class Course(Protocol):
 
     def vote(self, metrics: dict[str, float]) -> Verdict:
         """Decide the iteration that runs."""
+
+    @property
+    def broken(self) -> bool:
+        """True while collective calls complete without their peers: the iteration will be void."""
 
 
 class Job:
@@ -159,6 +177,11 @@ class Job:
             step.metrics.update(step.verdict.metrics)
         return step.verdict.commit
 
+    @property
+    def broken(self) -> bool:
+        """True while collective calls complete without their peers: the current step will be void."""
+        return self._course.broken
+
     def digest(self) -> str:
         """SHA-256 (hex) over parameters, buffers, optimizer and scheduler state, in a fixed order."""
         return self._tracked.digest()
@@ -172,6 +195,10 @@ class PlainCourse:
 
     def vote(self, metrics: dict[str, float]) -> Verdict:
         return Verdict(True, dict(metrics))
+
+    @property
+    def broken(self) -> bool:
+        return False
 
 
 def join(backend: str | None = None, timeout: float = 1800.0) -> Job:

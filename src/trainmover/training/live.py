@@ -122,9 +122,16 @@ class LiveCourse:
             self._say_progress()
         return verdict
 
+    @property
+    def broken(self) -> bool:
+        """See :meth:`trainmover.training.job.Course.broken`."""
+        return not self._shadowing and self._session.communicator.swallowing
+
     def _say_progress(self) -> None:
         epoch = self._session.engine.epoch
-        if self._boundary.committed == 1:
+        if self._boundary.committed == 2:
+            # Whoever voted on the second step has the first: from here on no loss of a machine,
+            # this one's neither, takes everybody back to the start.
             groups = {info.name: info.ranks for info in self._session.communicator.groups.values()}
             self._session.say(
                 TrainingStarted(generation=self._env.generation, epoch=epoch, step=1, groups=groups)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
-from dataclasses import dataclass
 
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.connection import Connection
@@ -31,17 +29,18 @@ from trainmover.events.catalogue import (
     SwitchPrepare,
     SwitchPrepared,
 )
-from trainmover.topology.layout import Layout, guardian_of
-from trainmover.topology.links import STATE, WORLD, Link, link
+from trainmover.topology.layout import Layout
 from trainmover.training.control import ControlLine
 from trainmover.training.environment import Environment
+from trainmover.training.orders import Order, OrderBook
 
 log = logging.getLogger(__name__)
 
+ASK_SECONDS = 5.0
+"""A rank that waits this long for an epoch says so; then again every REMIND_SECONDS."""
 REMIND_SECONDS = 10.0
 HOLD_SECONDS = 24 * 3600.0
 """Longest wait at the boundary for a new epoch (no standby is left and nobody adds a machine)."""
-MAX_SOURCES = 8
 
 
 class Released(SystemExit):
@@ -49,40 +48,6 @@ class Released(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(0)
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One epoch as this rank was told about it. ``plan`` is None for a rank that leaves."""
-
-    event: SwitchPrepare
-    layout: Layout
-    plan: Plan | None
-
-    @property
-    def epoch(self) -> int:
-        return self.event.epoch
-
-    def sources(self, joiner: int) -> list[int]:
-        """Ranks linked to a joiner for its state: its guardian first, all on machines that stay."""
-        stay = [
-            rank
-            for rank in range(self.layout.world_size)
-            if self.layout.machine_of(rank) not in self.event.joiners
-        ]
-        first = guardian_of(joiner, self.layout.world_size, self.layout.ranks_per_machine)
-        return sorted(stay, key=lambda rank: (rank != first, rank))[:MAX_SOURCES]
-
-    def state_links(self) -> frozenset[Link]:
-        """The links of this switch's state copy."""
-        if self.event.kind == "start":
-            return frozenset()
-        return frozenset(
-            link(WORLD, STATE, joiner, source)
-            for machine in self.event.joiners
-            for joiner in self.layout.ranks_of(machine)
-            for source in self.sources(joiner)
-        )
 
 
 class Session:
@@ -97,11 +62,7 @@ class Session:
         self.env = env
         self.sandbox = env.mode == "sandbox"
         self.life = new_life(env.machine, env.slot)
-        self.order: Order | None = None
-        """The order of the epoch that this rank works in."""
-        self._changed = threading.Condition()
-        self._orders: dict[int, Order] = {}
-        self._prepared: set[int] = set()
+        self.orders = OrderBook()
         self._released = False
         self._completed = False
         self._failed: str | None = None
@@ -114,6 +75,11 @@ class Session:
     def rank(self) -> int:
         """Own global rank."""
         return self.communicator.rank
+
+    @property
+    def order(self) -> Order | None:
+        """The order of the epoch that this rank works in; None before its first."""
+        return self.orders.of(self.engine.epoch)
 
     def start(self) -> None:
         """Say that this process is up, and begin to hear orders."""
@@ -144,47 +110,60 @@ class Session:
 
     def prepared_epoch(self) -> int:
         """The highest coming epoch that this rank is ready for; 0 when there is none."""
-        with self._changed:
-            return max((epoch for epoch in self._prepared if epoch > self.engine.epoch), default=0)
+        order = self.orders.next_prepared(self.engine.epoch)
+        return 0 if order is None else order.epoch
 
-    def order_for(self, epoch: int) -> Order:
-        """The order of an epoch that all ranks are prepared for."""
-        with self._changed:
-            return self._orders[epoch]
+    def order_for(self, epoch: int) -> Order | None:
+        """The order of an epoch that the ranks agreed on; None when it was given up since, or if we leave."""
+        order = self.orders.of(epoch)
+        if order is None or order.plan is None or self.orders.is_aborted(epoch):
+            return None
+        return order
 
     def wait_for_epoch(self) -> Order:
         """Wait until this rank is prepared for a coming epoch.
+
+        A rank that waits says so: should nobody else know that this epoch is over (an agreed switch
+        was given up, a call took too long), the services make a new one.
 
         Raises:
             Released: this machine leaves the job.
             JobError: the job failed, or nothing came within a day.
         """
         started = time.monotonic()
-        reminded = started
+        ask_at = started + ASK_SECONDS
         while True:
-            with self._changed:
+            with self.orders.changed:
                 self._check()
-                epochs = [epoch for epoch in self._prepared if epoch > self.engine.epoch]
-                if epochs and self._orders[max(epochs)].plan is not None:
-                    return self._orders[max(epochs)]
-                self._changed.wait(1.0)
+                order = self.orders.next_prepared(self.engine.epoch)
+                if order is not None and order.plan is not None:
+                    return order
+                self.orders.changed.wait(1.0)
             now = time.monotonic()
-            if now - reminded > REMIND_SECONDS:
-                reminded = now
-                log.warning(
-                    "rank %d holds at the boundary since %.0f s: no machine has taken the lost one's place",
-                    self.rank,
-                    now - started,
-                )
+            if now > ask_at:
+                ask_at = now + REMIND_SECONDS
+                self._say_waiting(now - started)
             if now - started > HOLD_SECONDS:
                 raise JobError(
                     f"rank {self.rank} was held at the boundary for {HOLD_SECONDS / 3600:g} h; giving up"
                 )
 
+    def _say_waiting(self, seconds: float) -> None:
+        if seconds > REMIND_SECONDS:
+            log.warning("rank %d is held at the boundary since %.0f s: no new epoch came", self.rank, seconds)
+        order = self.order
+        if order is not None and not self._leaves_after(order.epoch):
+            self._report_lost(
+                order, self.rank, f"waits at the boundary for a new epoch since {seconds:.0f} s"
+            )
+
+    def _leaves_after(self, epoch: int) -> bool:
+        return any(order.plan is None for order in self.orders.after(epoch))
+
     def wait_for_end(self, limit: float) -> bool:
         """Wait until the job is complete. False: the epoch broke instead, and a meeting is due."""
         until = time.monotonic() + limit
-        with self._changed:
+        with self.orders.changed:
             while not self._completed:
                 self._check()
                 if self.engine.broken:
@@ -194,7 +173,7 @@ class Session:
                         f"rank {self.rank} has done all its steps, but the job was not completed within "
                         f"{limit:g} s; are the switcher service and the bus running?"
                     )
-                self._changed.wait(0.2)
+                self.orders.changed.wait(0.2)
         return True
 
     def _check(self) -> None:
@@ -206,15 +185,14 @@ class Session:
             raise JobError(f"rank {self.rank} cannot go on: {self.engine.fatal}") from self.engine.fatal
 
     def adopt(self, order: Order) -> dict[str, int]:
-        """Enter an order's epoch."""
+        """Enter an order's epoch; it is broken at once when it was given up meanwhile."""
         if order.plan is None:
             raise JobError(f"rank {self.rank} has no place in epoch {order.epoch}")
         counts = self.engine.adopt(order.plan)
         self.communicator.plan = order.plan
-        with self._changed:
-            self.order = order
-            self._orders = {epoch: item for epoch, item in self._orders.items() if epoch >= order.epoch}
-            self._prepared = {epoch for epoch in self._prepared if epoch > order.epoch}
+        self.orders.forget_before(order.epoch)
+        if self.orders.is_aborted(order.epoch):
+            self.engine.break_epoch(order.epoch, f"epoch {order.epoch} was given up", told=True)
         return counts
 
     # -- what the machine program says (control thread) ------------------------------------------
@@ -235,21 +213,19 @@ class Session:
             self._tell(failed=event.reason)
 
     def _tell(self, *, released: bool = False, completed: bool = False, failed: str | None = None) -> None:
-        with self._changed:
+        with self.orders.changed:
             self._released |= released
             self._completed |= completed
             self._failed = self._failed or failed
-            self._changed.notify_all()
+            self.orders.changed.notify_all()
 
     def _prepare(self, event: SwitchPrepare) -> None:
         if event.generation != self.env.generation or event.epoch <= self.engine.epoch:
             return
-        with self._changed:
-            if event.epoch in self._orders:
-                return
         layout = Layout(event.epoch, event.machines, event.ranks_per_machine)
         if self.env.machine not in layout.machines:
-            self._ready(Order(event, layout, None))
+            if self.orders.add(Order(event, layout, None)):
+                self.orders.prepared(event.epoch)
             return
         rank = layout.ranks_of(self.env.machine)[self.env.slot]
         if rank != self.rank:
@@ -257,16 +233,15 @@ class Session:
                 log.error("rank %d cannot become rank %d in epoch %d", self.rank, rank, event.epoch)
                 return
             self.communicator.rank = rank
-        order = Order(event, layout, None)
-        mine = {item for item in order.state_links() if rank in (item.low, item.high)}
+        links = Order(event, layout, None).state_links()
+        mine = {item for item in links if rank in (item.low, item.high)}
         peers = tuple(Peer(e.host, e.port, e.life) for e in event.endpoints)
         plan = Plan(event.epoch, rank, peers, self.communicator.links() | mine, event.limit_seconds)
-        order = Order(event, layout, plan)
-        with self._changed:
-            self._orders[event.epoch] = order
+        if not self.orders.add(Order(event, layout, plan)):
+            return
 
         def ready(seconds: float, made: int, kept: int) -> None:
-            self._ready(order)
+            self.orders.prepared(event.epoch)
             self.say(
                 SwitchPrepared(
                     epoch=event.epoch,
@@ -281,52 +256,31 @@ class Session:
         table = self.engine.table
         self.engine.call(lambda: table.prepare(plan, ready))
 
-    def _ready(self, order: Order) -> None:
-        with self._changed:
-            self._orders[order.epoch] = order
-            self._prepared.add(order.epoch)
-            self._changed.notify_all()
-
     def _abort(self, event: SwitchAborted) -> None:
-        with self._changed:
-            self._prepared.discard(event.epoch)
+        self.orders.abort(event.epoch)
         table = self.engine.table
         self.engine.call(lambda: table.abandon(event.epoch))
-        if self.engine.epoch == event.epoch:
-            self.engine.break_epoch(f"epoch {event.epoch} was aborted: {event.reason}", told=True)
+        self.engine.break_epoch(event.epoch, f"epoch {event.epoch} was given up: {event.reason}", told=True)
 
     def _peer_failed(self, machine: str) -> None:
         order = self.order
         if order is None or machine == self.env.machine or order.plan is None:
             return
         lives = [order.plan.peers[rank].life for rank in order.layout.ranks_of(machine)]
-        if not lives:
-            return
-        table = self.engine.table
-        for life in lives:
-            self.engine.call(lambda life=life: table.drop_process(life))  # type: ignore[misc]
-        self.engine.break_epoch(f"machine {machine} failed", told=True)
+        if lives:
+            self.engine.break_epoch(order.epoch, f"machine {machine} failed", told=True, dead=lives)
 
     # -- what the engine says (engine's thread) --------------------------------------------------
 
     def _epoch_broke(self, epoch: int, peer: int | None, reason: str, told: bool) -> None:
-        with self._changed:
-            order = (
-                self.order
-                if self.order is not None and self.order.epoch == epoch
-                else self._orders.get(epoch)
-            )
-            leaving = any(e > epoch and item.plan is None for e, item in self._orders.items())
-            self._changed.notify_all()
-        if told or order is None or leaving:
-            return
-        lost = self.rank if peer is None else peer
-        self._report_lost(order, lost, reason)
+        with self.orders.changed:
+            self.orders.changed.notify_all()
+        order = self.orders.of(epoch)
+        if not told and order is not None and not self._leaves_after(epoch):
+            self._report_lost(order, self.rank if peer is None else peer, reason)
 
     def _link_lost(self, connection: Connection, reason: str) -> None:
-        with self._changed:
-            orders = [item for epoch, item in sorted(self._orders.items()) if epoch > self.engine.epoch]
-        for order in orders:
+        for order in self.orders.after(self.engine.epoch):
             if order.plan is not None and order.plan.peers[connection.peer].life == connection.peer_life:
                 self._report_lost(order, connection.peer, reason)
                 return
