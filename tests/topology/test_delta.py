@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from types import FrameType
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.steps import steps_of
 from tests.topology.strategies import compact_groups_of, layouts, replacements
 from trainmover.errors import ConfigError
 from trainmover.topology import Grid, Groups, Layout, delta, links_of
@@ -121,24 +119,6 @@ def test_refuses_another_world(new: Layout) -> None:
     """World size and ranks per machine never change in a replacement."""
     with pytest.raises(ConfigError, match="keeps the world"):
         delta(OLD, new, GROUPS)
-
-
-def steps_of(work: Callable[[], Any]) -> int:
-    """Lines of Python that a piece of work runs: a measure of its cost that no load disturbs."""
-    count = 0
-
-    def line(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return line
-
-    before = sys.gettrace()
-    sys.settrace(line)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def large(data: int) -> tuple[Layout, Groups]:

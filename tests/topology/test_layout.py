@@ -83,6 +83,25 @@ def test_replaced_with_nothing_only_moves_the_epoch() -> None:
     assert THREE.replaced(5, {}) == Layout(5, THREE.machines, 2)
 
 
+@given(st.data(), layouts())
+def test_replaced_is_a_layout_like_any_other(data: st.DataObject, layout: Layout) -> None:
+    """A layout made by replacing equals the one that is made whole, and knows its positions."""
+    leavers = data.draw(st.lists(st.sampled_from(layout.machines), unique=True))
+    changes = {leaver: f"s{i}" for i, leaver in enumerate(leavers)}
+    made = layout.replaced(layout.epoch + 1, changes)
+    whole = Layout(
+        layout.epoch + 1, tuple(changes.get(m, m) for m in layout.machines), layout.ranks_per_machine
+    )
+    assert (made, hash(made), str(made)) == (whole, hash(whole), str(whole))
+    assert made.positions == {machine: position for position, machine in enumerate(made.machines)}
+    assert all(list(made.ranks_of(leaver)) == [] for leaver in leavers)
+
+
+def test_machines_may_swap_seats() -> None:
+    """A machine that leaves one seat may take another one that becomes free."""
+    assert THREE.replaced(5, {"m0": "m1", "m1": "m0"}).machines == ("m1", "m0", "m2")
+
+
 def test_replaced_refuses_unknown_leavers() -> None:
     """A machine that is not in the layout cannot leave it."""
     with pytest.raises(ConfigError, match="cannot replace x, y: not in epoch 4"):
