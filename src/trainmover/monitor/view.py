@@ -289,7 +289,7 @@ def _plan(view: ClusterView, envelope: Envelope, event: say.PlanReady) -> None:
 
 def _prepare(view: ClusterView, envelope: Envelope, event: say.SwitchPrepare) -> None:
     for incident in view._of(event.incidents):
-        incident.prepare(event.epoch, len(event.endpoints), envelope.time)
+        incident.prepare(event.epoch, len(event.machines) * event.ranks_per_machine, envelope.time)
 
 
 def _prepared(view: ClusterView, envelope: Envelope, event: say.SwitchPrepared) -> None:
