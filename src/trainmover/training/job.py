@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -52,7 +52,7 @@ class Step:
         self._job = job
         self.verdict: Verdict | None = None
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
