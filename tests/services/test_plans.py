@@ -72,6 +72,16 @@ def test_a_large_job_plans_with_the_endpoints_that_are_new(kit: Kit) -> None:
     assert say.PlanReady.model_validate(plan.model_dump()) == plan, "what was not checked again is right"
 
 
+def test_sources_of_state_are_ranks_that_stay(kit: Kit) -> None:
+    """When the lowest machine is the one that changes, the sources are the lowest ranks after it."""
+    bench = training(kit, LARGE)
+    change(kit, bench, 0)
+    bench.hear(bench.assignment)
+    plan = bench.said[-1]
+    assert set(range(SLOTS + SOURCES)) <= set(plan.endpoint_ranks)
+    assert plan.endpoints[SLOTS] == kit.endpoint("m1", 0)
+
+
 def test_a_small_job_plans_with_all_endpoints(kit: Kit) -> None:
     """Up to the limit every plan carries every endpoint by rank, and a start lists its links."""
     bench = training(kit, SMALL)

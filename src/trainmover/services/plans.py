@@ -13,6 +13,7 @@ the plan follows), and a start does not list its links: they follow from the lay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 
 from trainmover.errors import ConfigError
@@ -23,7 +24,7 @@ WHOLE = 4096
 """Ranks up to which a plan carries everything: some hundred kilobytes."""
 
 SOURCES = 8
-"""Ranks from the lowest up whose endpoints a change carries, because a joiner gets its state there."""
+"""Ranks that stay, from the lowest up, whose endpoints a change carries: a joiner gets its state there."""
 
 EndpointOf = Callable[[int], Endpoint]
 """Where a rank of the new layout listens."""
@@ -70,7 +71,8 @@ def endpoints_in(
     slots = layout.ranks_per_machine
     ranks = {rank for seat in seats for rank in range(seat * slots, (seat + 1) * slots)}
     if ranks:
-        ranks.update(range(SOURCES))
+        stay = (rank for rank in range(layout.world_size) if rank not in ranks)
+        ranks |= set(islice(stay, SOURCES))
     ranks.update(rank for seated in change.added for rank in (seated.link.low, seated.link.high))
     found = tuple(sorted(ranks))
     return tuple(endpoint_of(rank) for rank in found), found
