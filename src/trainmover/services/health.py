@@ -184,6 +184,8 @@ class HealthCore(Decider):
             case Health.FAILED:
                 self._losses.add((self.roster.generation, life))
                 evidence = tuple(self._evidence.get(life, ()))
+                if before is Health.LAPSED:
+                    why = "; ".join(evidence[-2:])
                 self.say(
                     MachineFailed(machine=life[0], incarnation=life[1], reason=why, evidence=evidence),
                     _incident(life),
