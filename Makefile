@@ -28,7 +28,7 @@ check: $(VENV)/.dev  ## lint, format, types, direction of dependency
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.dev  ## put the code into the one format
 	@$(BIN)/ruff check --fix-only .

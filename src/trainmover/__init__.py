@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from trainmover.version import __version__
 
 if TYPE_CHECKING:
     from trainmover.training import Job, Step, join

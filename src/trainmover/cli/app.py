@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trainmover import __version__
 from trainmover.cli import events, operate, programs, run
+from trainmover.version import __version__
 
 SCRIPT_CONTEXT = {"allow_interspersed_args": False}
 """Options after SCRIPT are the script's own."""
