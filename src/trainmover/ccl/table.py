@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,11 +49,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one epoch needs of this rank: its links and where each rank is."""
+    """What one epoch needs of this rank: its links and where the ranks at their other ends are."""
 
     epoch: int
     rank: int
-    peers: tuple[Peer, ...]
+    peers: Mapping[int, Peer]
     links: frozenset[Link]
     limit: float = 60.0
 

@@ -235,8 +235,8 @@ class Session:
             self.communicator.rank = rank
         links = Order(event, layout, None).state_links()
         mine = {item for item in links if rank in (item.low, item.high)}
-        peers = tuple(Peer(e.host, e.port, e.life) for e in event.endpoints)
-        plan = Plan(event.epoch, rank, peers, self.communicator.links() | mine, event.limit_seconds)
+        wanted = self.communicator.links() | mine
+        plan = Plan(event.epoch, rank, self._peers(event), wanted, event.limit_seconds)
         if not self.orders.add(Order(event, layout, plan)):
             return
 
@@ -256,6 +256,14 @@ class Session:
         table = self.engine.table
         self.engine.call(lambda: table.prepare(plan, ready))
 
+    def _peers(self, event: SwitchPrepare) -> dict[int, Peer]:
+        """Where the ranks are: all that the order says, on top of what this rank knows already."""
+        order = self.order
+        known = {} if order is None or order.plan is None else dict(order.plan.peers)
+        ranks = event.endpoint_ranks or range(len(event.endpoints))
+        told = {r: Peer(e.host, e.port, e.life) for r, e in zip(ranks, event.endpoints, strict=True)}
+        return known | told
+
     def _abort(self, event: SwitchAborted) -> None:
         self.orders.abort(event.epoch)
         table = self.engine.table
@@ -266,9 +274,10 @@ class Session:
         order = self.order
         if order is None or machine == self.env.machine or order.plan is None:
             return
-        lives = [order.plan.peers[rank].life for rank in order.layout.ranks_of(machine)]
-        if lives:
-            self.engine.break_epoch(order.epoch, f"machine {machine} failed", told=True, dead=lives)
+        ranks = order.layout.ranks_of(machine)
+        if ranks:
+            dead = [order.plan.peers[rank].life for rank in ranks if rank in order.plan.peers]
+            self.engine.break_epoch(order.epoch, f"machine {machine} failed", told=True, dead=dead)
 
     # -- what the engine says (engine's thread) --------------------------------------------------
 
@@ -281,7 +290,8 @@ class Session:
 
     def _link_lost(self, connection: Connection, reason: str) -> None:
         for order in self.orders.after(self.engine.epoch):
-            if order.plan is not None and order.plan.peers[connection.peer].life == connection.peer_life:
+            peer = None if order.plan is None else order.plan.peers.get(connection.peer)
+            if peer is not None and peer.life == connection.peer_life:
                 self._report_lost(order, connection.peer, reason)
                 return
 
