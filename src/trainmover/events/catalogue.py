@@ -515,7 +515,7 @@ class SwitchAborted(Event):
 
 
 class TrainingStarted(Event):
-    """The first step of this generation is committed: from here on nothing is lost (rank 0)."""
+    """The first step of this generation is committed on every rank: from here on nothing is lost (rank 0)."""
 
     type: ClassVar[str] = "training.started"
 
