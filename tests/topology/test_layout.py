@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.topology.strategies import layouts
 from trainmover.errors import ConfigError
 from trainmover.topology import Layout, guardian_of, ward_of
-from trainmover.topology.layout import machines_text
 
 THREE = Layout(4, ("m0", "m1", "m2"), 2)
 
@@ -153,9 +152,3 @@ def test_every_rank_guards_exactly_one(machines: int, ranks_per_machine: int) ->
 def test_a_lone_machine_guards_itself() -> None:
     """With one machine there is nowhere else to keep anything."""
     assert [guardian_of(rank, 4, 4) for rank in range(4)] == [0, 1, 2, 3]
-
-
-def test_machines_text() -> None:
-    """Names for a message are joined; an empty list says none."""
-    assert machines_text(["m1", "m2"]) == "m1, m2"
-    assert machines_text(()) == "none"

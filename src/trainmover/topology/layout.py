@@ -7,7 +7,6 @@ a layout is just the machines by position and the number of ranks on each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trainmover.errors import ConfigError
@@ -103,8 +102,3 @@ def guardian_of(rank: int, world_size: int, ranks_per_machine: int) -> int:
 def ward_of(rank: int, world_size: int, ranks_per_machine: int) -> int:
     """The rank whose private state ``rank`` keeps: the inverse of :func:`guardian_of`."""
     return (rank - ranks_per_machine) % world_size
-
-
-def machines_text(machines: Iterable[str]) -> str:
-    """Machine names for a message; ``none`` when empty."""
-    return ", ".join(machines) or "none"
