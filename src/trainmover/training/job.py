@@ -11,8 +11,11 @@
         scheduler.step()
 
 Read :meth:`Job.steps` for the life of an iteration.  The same script runs under torchrun and plain
-python, where every step simply commits.  One iteration is one optimizer step; collectives that
-change the state belong before ``optimizer.step()``.
+python, where every step simply commits.
+
+One iteration is one optimizer step, and it is decided there: what a joiner receives is the state as
+of the vote.  So the batch is fetched, and collectives that change the state are called, before
+``optimizer.step()``; what is only logged or printed may come after it.
 """
 
 from __future__ import annotations
