@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +25,6 @@ from trainmover.ccl.table import Plan
 from trainmover.ccl.walks import Group
 from trainmover.errors import LinkError
 from trainmover.topology.links import COLLECTIVE, Link, boundary_links, group_links
-
-WalkBody = Callable[[Group], Steps]
 
 
 @dataclass
@@ -85,7 +83,6 @@ class GroupInfo:
     ranks: tuple[int, ...]
     swallowed: int = 0
     calls: int = 0
-    links: frozenset[Link] = field(default_factory=frozenset)
 
 
 class Communicator:
@@ -112,7 +109,6 @@ class Communicator:
         self.tap: Tap | None = None
         self.plan: Plan | None = None
         self._open = True
-        self._lock = threading.Lock()
 
     # -- the gate ------------------------------------------------------------------------------
 
@@ -139,32 +135,35 @@ class Communicator:
         """
         if name in self.groups:
             raise LinkError(f"a process group named {name!r} exists already")
-        info = GroupInfo(name, ranks)
-        info.links = self._mine(group_links(name, COLLECTIVE, ranks, self.ranks_per_machine))
-        self.groups[name] = info
-        if self.plan is not None and self.player is None and info.links:
-            self._connect(self.plan, info)
+        info = self.groups[name] = GroupInfo(name, ranks)
+        links = self._links_of(info)
+        if self.plan is not None and self.player is None and links:
+            self._connect(self.plan, info, links)
         return info
 
     def remove_group(self, name: str) -> None:
         """Forget a process group and close its links."""
         info = self.groups.pop(name, None)
         if info is not None and self.plan is not None:
-            links = sorted(info.links)
+            links = sorted(self._links_of(info))
             self.engine.call(lambda: self.engine.table.drop(links))
 
     def links(self) -> frozenset[Link]:
         """Every lasting link of this rank: the boundary's and its groups'."""
         found = set(self._mine(boundary_links(self.world_size, self.ranks_per_machine)))
         for info in self.groups.values():
-            found |= self._mine(group_links(info.name, COLLECTIVE, info.ranks, self.ranks_per_machine))
+            found |= self._links_of(info)
         return frozenset(found)
+
+    def _links_of(self, info: GroupInfo) -> frozenset[Link]:
+        """A group's links at this rank; not kept, because a promotion changes the rank."""
+        return self._mine(group_links(info.name, COLLECTIVE, info.ranks, self.ranks_per_machine))
 
     def _mine(self, links: frozenset[Link]) -> frozenset[Link]:
         return frozenset(item for item in links if self.rank in (item.low, item.high))
 
-    def _connect(self, current: Plan, info: GroupInfo) -> None:
-        plan = Plan(current.epoch, self.rank, current.peers, info.links, current.limit)
+    def _connect(self, current: Plan, info: GroupInfo, links: frozenset[Link]) -> None:
+        plan = Plan(current.epoch, self.rank, current.peers, links, current.limit)
         ready = threading.Event()
         table = self.engine.table
         self.engine.call(lambda: table.extend(plan, lambda *_: ready.set()))
