@@ -27,10 +27,10 @@ from typing import Any
 from trainmover.ccl import frames
 from trainmover.ccl.connection import Connection, Mismatch
 from trainmover.ccl.table import LinkTable, Plan
-from trainmover.ccl.walk import EpochBroken, Steps, Walk
+from trainmover.ccl.walk import CallsOpen, EpochBroken, Steps, Walk
 from trainmover.errors import LinkError
 
-__all__ = ["Engine", "EpochBroken", "Steps", "Walk"]
+__all__ = ["CallsOpen", "Engine", "EpochBroken", "Steps", "Walk"]
 
 log = logging.getLogger(__name__)
 
@@ -340,7 +340,7 @@ class Engine:
         if not self._broken:
             left = [walk.label for queue in self._queues.values() for walk in queue]
             if left:
-                raise LinkError(f"calls are still open at the boundary: {', '.join(left)}")
+                raise CallsOpen(f"calls are still open at the boundary: {', '.join(left)}")
         self._epoch = plan.epoch
         self._broken = False
         counts = self.table.swap(plan)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 
-from trainmover.ccl import tree_walks, walks
+from trainmover.ccl import algorithms, walks
 from trainmover.ccl.communicator import Call, Communicator
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import combine_of, finish
@@ -113,10 +113,8 @@ class TrainMoverGroup(dist.ProcessGroup):
         def walk(group: walks.Group, tag: int) -> Steps:
             if root is not None:
                 yield from walks.reduce(group, flat, root, combine, tag)
-            elif size <= MESH_LIMIT:
-                yield from walks.all_reduce(group, flat, combine, tag)
             else:
-                yield from tree_walks.all_reduce(group, flat, combine, tag)
+                yield from algorithms.all_reduce(group, flat, combine, tag)
             if root is None or group.me == root:
                 finish(operation, flat, size)
 
@@ -176,8 +174,7 @@ class TrainMoverGroup(dist.ProcessGroup):
         root = int(opts.rootRank)
 
         def walk(group: walks.Group, tag: int) -> Steps:
-            send = walks.broadcast if group.size <= MESH_LIMIT else tree_walks.broadcast
-            return send(group, flat, root, tag)
+            return algorithms.broadcast(group, flat, root, tag)
 
         return _work(
             self._start(Call("broadcast", f"{_shape(tensor)}, root {root}", [tensor], True, walk, back))
@@ -218,8 +215,7 @@ class TrainMoverGroup(dist.ProcessGroup):
         source, _ = _flat(mine)
 
         def walk(group: walks.Group, tag: int) -> Steps:
-            gather = walks.all_gather if group.size <= MESH_LIMIT else tree_walks.all_gather
-            return gather(group, source, flats, tag)
+            return algorithms.all_gather(group, source, flats, tag)
 
         return Call("all_gather", _shape(mine), list(outputs or parts), False, walk, _chain(after, back))
 

@@ -11,13 +11,17 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from trainmover.ccl.connection import Transfer
-from trainmover.errors import TrainMoverError
+from trainmover.errors import LinkError, TrainMoverError
 
 if TYPE_CHECKING:
     from trainmover.ccl.engine import Engine
 
 Steps = Generator[list[Transfer], None, Any]
 """A walk's body: yields the transfers that must finish before it goes on; returns its result."""
+
+
+class CallsOpen(LinkError):
+    """Calls of the current epoch are still under way where it should end."""
 
 
 class EpochBroken(TrainMoverError):

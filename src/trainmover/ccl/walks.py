@@ -11,7 +11,7 @@ Tensors are flat, contiguous and on the CPU; group ranks index members everywher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -285,6 +285,3 @@ def send(group: Group, flat: torch.Tensor, member: int, tag: int) -> Steps:
 def receive(group: Group, flat: torch.Tensor, member: int, tag: int) -> Steps:
     """Receive from one member."""
     yield [group.receive(member, flat, tag)]
-
-
-Body = Callable[[Group], Steps]

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 
 import torch
 
-from trainmover.ccl import tree_walks, walks
+from trainmover.ccl import algorithms
 from trainmover.ccl.connection import tag_of
-from trainmover.ccl.engine import Engine, EpochBroken, Steps
+from trainmover.ccl.engine import CallsOpen, Engine, EpochBroken, Steps
 from trainmover.ccl.walks import Group
 from trainmover.errors import JobError, LinkError
 from trainmover.events.catalogue import SwitchAdopted
 from trainmover.topology.layout import guardian_of, ward_of
-from trainmover.topology.links import BOUNDARY, MESH_LIMIT, STATE, WORLD
+from trainmover.topology.links import BOUNDARY, STATE, WORLD
 from trainmover.training import agreement, transfer
 from trainmover.training.agreement import BALLOT_SIZE, REPORT_SIZE, Ballot, Report, Resolution
 from trainmover.training.orders import Order
@@ -85,7 +85,6 @@ class Boundary:
         self._resolution: Resolution | None = None
         self._last_metrics: dict[str, float] = {}
         self._meeting_seconds = 0.0
-        self._meeting_started = 0.0
 
     @property
     def _engine(self) -> Engine:
@@ -147,8 +146,7 @@ class Boundary:
         yield from self._mirror(group, candidate, private)
         self._pending = candidate
         tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
-        reduce = walks.all_reduce if group.size <= MESH_LIMIT else tree_walks.all_reduce
-        yield from reduce(group, numbers, _tally, tag)
+        yield from algorithms.all_reduce(group, numbers, _tally, tag)
 
     def _mirror(self, group: Group, committed: int, private: bytes) -> Steps:
         """Give my private values to my guardian, take my ward's."""
@@ -186,7 +184,6 @@ class Boundary:
             resolution = agreement.resolve(reports, start=order.event.kind == "start")
             self._resolution = resolution
             self._meeting_seconds = time.monotonic() - started
-            self._meeting_started = started
             told = rows[resolution.ahead[0], REPORT_SIZE : REPORT_SIZE + len(names)].tolist()
             return resolution, dict(zip(names, told, strict=True))
 
@@ -197,7 +194,7 @@ class Boundary:
                 self.session.adopt(order)
                 return
             except LinkError as error:
-                if time.monotonic() > until or "still open" not in str(error):
+                if time.monotonic() > until or not isinstance(error, CallsOpen):
                     raise JobError(
                         f"rank {self.session.rank} cannot enter epoch {order.epoch}: {error}"
                     ) from error
@@ -206,8 +203,7 @@ class Boundary:
     def _gathering(self, mine: torch.Tensor, rows: torch.Tensor) -> Callable[[], Steps]:
         """The walk that brings every rank's ``mine`` into the rows of ``rows``."""
         group = self._group()
-        gather = walks.all_gather if group.size <= MESH_LIMIT else tree_walks.all_gather
-        return lambda: gather(group, mine, list(rows.unbind(0)), tag_of("meeting"))
+        return lambda: algorithms.all_gather(group, mine, list(rows.unbind(0)), tag_of("meeting"))
 
     # -- the start of a job --------------------------------------------------------------------
 

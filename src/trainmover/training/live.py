@@ -82,7 +82,6 @@ class LiveCourse:
             self._park(self._player, built)
             self._note_switch(self._boundary.settle(joining=True))
         else:
-            self._tracked.private_values()
             self._boundary.mine = self._tracked.private_values()
             self._end_phase(True)
         while True:

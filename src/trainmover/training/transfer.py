@@ -86,11 +86,10 @@ def receive(
 
 def send_small(group: Group, member: int, data: bytes) -> list[Transfer]:
     """Start sending a small value: its length, then its bytes."""
-    head = bytearray(_LENGTH.pack(len(data)))
-    body = bytearray(data)
+    head = _LENGTH.pack(len(data))
     return [
         group.send_bytes(member, memoryview(head), TAG, head),
-        group.send_bytes(member, memoryview(body), TAG, body),
+        group.send_bytes(member, memoryview(data), TAG, data),
     ]
 
 
