@@ -254,6 +254,21 @@ def test_a_new_group_within_an_epoch(world: MakeWorld) -> None:
     assert [member.breaks for member in made.members] == [[]] * 4
 
 
+def test_a_promoted_rank_closes_the_links_of_its_new_place(make_world: MakeWorld) -> None:
+    """A group that a standby made under another rank loses, when destroyed, the links it really has."""
+    made = make_world(3)
+    made[2].comm.rank = 1
+    for member in made.members:
+        member.comm.add_group("extra", (0, 1, 2))
+    made[2].comm.rank = 2
+    made.switch()
+    held = {link("extra", "collective", rank, 2) for rank in (0, 1)}
+    assert held <= set(made[2].connections())
+    made.each(lambda member: member.comm.remove_group("extra"))
+    wait_until(lambda: not any(item.group == "extra" for item in made[2].connections()), "gone")
+    made.check()
+
+
 def test_a_new_group_of_ranks_that_entered_the_epoch_first(make_world: MakeWorld) -> None:
     """A rank that enters the epoch late finds the links that faster ranks made for a new group."""
     made = make_world(2)
