@@ -57,6 +57,10 @@ class Plan:
     links: frozenset[Link]
     limit: float = 60.0
 
+    def life_of(self, link: Link) -> str:
+        """The process at the other end of one of this rank's links."""
+        return self.peers[link.other(self.rank)].life
+
 
 @dataclass(slots=True)
 class Slot:
@@ -148,11 +152,8 @@ class LinkTable:
 
     def prepare(self, plan: Plan, ready: Callable[[float, int, int], None]) -> None:
         """Phase 1: make what the plan's epoch needs, then call ``ready(seconds, made, kept)`` once."""
-        if plan.epoch <= self.engine.epoch:
-            return
-        kept = sum(self._current(plan, link) for link in plan.links)
-        self._pending[plan.epoch] = _Pending(plan, ready, time.monotonic(), kept)
-        self._ensure(plan.epoch)
+        if plan.epoch > self.engine.epoch:
+            self.extend(plan, ready)
 
     def extend(self, plan: Plan, ready: Callable[[float, int, int], None]) -> None:
         """Make more links within the current epoch (a new group); then :meth:`install` them."""
@@ -176,8 +177,7 @@ class LinkTable:
             if self._current(plan, link):
                 counts["kept"] += 1
                 continue
-            life = plan.peers[link.other(plan.rank)].life
-            found = self._aside.pop((link, life), None)
+            found = self._aside.pop((link, plan.life_of(link)), None)
             if found is None:
                 continue
             slot = self._slots.setdefault(link, Slot(link))
@@ -204,8 +204,7 @@ class LinkTable:
         """Add the plan's links to the current epoch (a new group), without ending any other."""
         self._pending.pop(plan.epoch, None)
         for link in plan.links:
-            life = plan.peers[link.other(plan.rank)].life
-            found = self._aside.pop((link, life), None)
+            found = self._aside.pop((link, plan.life_of(link)), None)
             if found is None:
                 raise LinkError(f"link {link} was lost while its group was made")
             self._slots.setdefault(link, Slot(link)).connection = found[1]
@@ -254,22 +253,19 @@ class LinkTable:
     def _current(self, plan: Plan, link: Link) -> bool:
         slot = self._slots.get(link)
         connection = slot.connection if slot is not None else None
-        life = plan.peers[link.other(plan.rank)].life
-        return connection is not None and not connection.ended and connection.peer_life == life
+        if connection is None or connection.ended:
+            return False
+        return connection.peer_life == plan.life_of(link)
 
     def _wanted(self, plan: Plan) -> Iterator[Link]:
         for link in plan.links:
-            if (
-                not self._current(plan, link)
-                and (link, plan.peers[link.other(plan.rank)].life) not in self._aside
-            ):
+            if not self._current(plan, link) and (link, plan.life_of(link)) not in self._aside:
                 yield link
 
     def _wanted_by_others(self, link: Link, life: str) -> bool:
         """True when a coming epoch counts on a connection to that process for the link."""
         return any(
-            link in item.plan.links and item.plan.peers[link.other(item.plan.rank)].life == life
-            for item in self._pending.values()
+            link in item.plan.links and item.plan.life_of(link) == life for item in self._pending.values()
         )
 
     def _ensure_all(self) -> None:
