@@ -1,0 +1,126 @@
+"""One rank of ``benchmarks/collectives.py``: the same calls through Gloo and through TrainMover, in turn.
+
+Both back ends have a group over the same ranks in the same processes and work on the same tensors; they
+take turns within each repetition, so that a change of the machine's mood hits both.  Of a repetition the
+slowest rank's time counts, and the ranks' mean of CPU time (all threads of the process).  Rank 0
+writes one row per case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import trainmover
+
+SIDES = ("gloo", "trainmover")
+
+Action = Callable[[], None]
+
+
+def action_of(name: str, size: int, group: Any) -> Action:
+    """The operation as a user calls it.
+
+    Args:
+        name: which operation.
+        size: bytes of the tensor; of all members' parts together where each has one.
+        group: process group that carries it out.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    count = max(world, size // 4 // world * world)
+    whole = torch.zeros(count)
+    part = torch.ones(count // world)
+    if name == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    if name == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+    if name == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+    if name == "broadcast":
+        return lambda: dist.broadcast(whole, 0, group=group)
+    if name == "all_to_all":
+        other = torch.empty_like(whole)
+        return lambda: dist.all_to_all_single(other, whole, group=group)
+
+    def there_and_back() -> None:
+        if rank % 2 == 0:
+            dist.send(whole, rank + 1, group=group)
+            dist.recv(whole, rank + 1, group=group)
+        else:
+            dist.recv(whole, rank - 1, group=group)
+            dist.send(whole, rank - 1, group=group)
+
+    return there_and_back
+
+
+def measure(action: Action, calls: int, gloo: Any) -> tuple[float, float]:
+    """Wall and CPU seconds of one call at this rank."""
+    dist.barrier(group=gloo)
+    cpu, began = time.process_time(), time.perf_counter()
+    for _ in range(calls):
+        action()
+    return (time.perf_counter() - began) / calls, (time.process_time() - cpu) / calls
+
+
+def case(name: str, size: int, groups: dict[str, Any], budget: float) -> dict[str, Any]:
+    """Measure one operation at one size on both sides."""
+    gloo = groups["gloo"]
+    actions = {side: action_of(name, size, groups[side]) for side in SIDES}
+    calls = 1 if size >= 1 << 20 else 4 if size >= 1 << 18 else 20
+    for side in SIDES:
+        measure(actions[side], calls, gloo)
+    trial = torch.tensor(sum(measure(actions[side], calls, gloo)[0] for side in SIDES) * calls)
+    dist.all_reduce(trial, op=dist.ReduceOp.MAX, group=gloo)
+    repeats = int(min(40, max(3, budget / float(trial))))
+    found = torch.zeros(repeats, len(SIDES), 2, dtype=torch.float64)
+    for number in range(repeats):
+        for at in (0, 1) if number % 2 == 0 else (1, 0):
+            found[number, at] = torch.tensor(measure(actions[SIDES[at]], calls, gloo), dtype=torch.float64)
+    everybody = [torch.empty_like(found) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, found, group=gloo)
+    together = torch.stack(everybody)
+    ways = 2 if name == "send/recv" else 1
+    row: dict[str, Any] = {"operation": name, "bytes": size, "repeats": repeats}
+    for at, side in enumerate(SIDES):
+        row[f"{side}_seconds"] = median(together[:, :, at, 0].amax(0).tolist()) / ways
+        row[f"{side}_cpu_seconds"] = median(together[:, :, at, 1].mean(0).tolist()) / ways
+    return row
+
+
+def main() -> None:
+    """Read the plan, connect, measure, write."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    trainmover.register_backend()
+    dist.init_process_group(
+        "trainmover",
+        init_method=f"file://{plan['store']}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=120),
+    )
+    groups = {"trainmover": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    rows = []
+    for name in plan["operations"]:
+        for size in plan["sizes"]:
+            rows.append(case(name, size, groups, plan["budget"]))
+            if dist.get_rank() == 0:
+                print(json.dumps(rows[-1]), flush=True)
+    dist.barrier(group=groups["gloo"])
+    dist.destroy_process_group()
+    if int(os.environ["RANK"]) == 0:
+        Path(plan["result"]).write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
