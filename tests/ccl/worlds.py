@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from trainmover.ccl import walks
+from trainmover.ccl import algorithms, walks
 from trainmover.ccl.communicator import Call, Communicator
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.engine import Engine, Steps
@@ -127,7 +127,7 @@ def sum_call(tensor: torch.Tensor) -> Call:
     flat = tensor.view(-1)
 
     def walk(group: walks.Group, tag: int) -> Steps:
-        return walks.all_reduce(group, flat, add, tag)
+        return algorithms.all_reduce(group, flat, add, tag)
 
     return Call("all_reduce", f"SUM, {flat.numel()} x {flat.dtype}", [tensor], True, walk)
 
