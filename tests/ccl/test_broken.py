@@ -21,14 +21,16 @@ from tests.ccl.worlds import (
     World,
     by_hand,
     done_within,
+    hear,
+    say,
     sum_call,
     wait_until,
 )
 from trainmover.ccl import frames, walks
 from trainmover.ccl.communicator import Call
-from trainmover.ccl.connection import Mismatch, tag_of
 from trainmover.ccl.engine import EpochBroken
 from trainmover.ccl.table import Peer, Plan
+from trainmover.ccl.tags import Mismatch, tag_of
 from trainmover.topology.links import link
 
 LARGE = 8_000_000
@@ -98,7 +100,7 @@ def test_later_calls_complete_at_once(world: MakeWorld) -> None:
     made[1].kill()
     wait_until(lambda: made[0].engine.broken, "broken")
     tensor, out = torch.tensor([7.0]), torch.tensor([1.0, 2.0])
-    gather = Call("all_gather", "", [out], False, lambda group, tag: walks.receive(group, out, 1, tag))
+    gather = Call("all_gather", "", [out], False, lambda group, tag: hear(group, out, 1, tag))
     started = time.monotonic()
     made[0].all_reduce(tensor).wait()
     made[0].start(gather).wait()
@@ -113,13 +115,13 @@ def test_a_waiting_walk_is_told_why(world: MakeWorld) -> None:
     made = world(2)
     got = torch.empty(1)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(made[0].walk, lambda group: walks.receive(group, got, 1, 0))
+        waiting = pool.submit(made[0].walk, lambda group: hear(group, got, 1, 0))
         wait_until(lambda: made[0].engine.ask(lambda: bool(made[0].engine._queues.get(GROUP))), "it waits")
         made[0].engine.break_epoch(made[0].engine.epoch, "the user's step raised", told=True)
         with pytest.raises(EpochBroken, match="the user's step raised"):
             waiting.result(PROMPT)
     with pytest.raises(EpochBroken, match="is broken: the user's step raised"):
-        made[0].walk(lambda group: walks.receive(group, got, 1, 0))
+        made[0].walk(lambda group: hear(group, got, 1, 0))
     wait_until(lambda: made[1].engine.broken, "the other one is told")
     assert made[1].breaks[0].told
 
@@ -128,7 +130,7 @@ def test_a_break_reaches_who_waits_on_another_link(world: MakeWorld) -> None:
     """Rank 2 waits for rank 1 only; rank 0 tells it that the epoch is over."""
     made = world(3)
     future = made[2].start(
-        Call("broadcast", "", [torch.empty(3)], True, lambda g, tag: walks.receive(g, torch.empty(3), 1, tag))
+        Call("broadcast", "", [torch.empty(3)], True, lambda g, tag: hear(g, torch.empty(3), 1, tag))
     )
     made[0].engine.break_epoch(made[0].engine.epoch, "machine m9 failed", told=True)
     done_within([future], PROMPT)
@@ -139,7 +141,7 @@ def test_a_break_reaches_who_waits_on_another_link(world: MakeWorld) -> None:
 def test_a_break_overtakes_what_nobody_reads(world: MakeWorld) -> None:
     """A BREAK behind frames that nobody has asked for still arrives: over the boundary's own links."""
     made = world(2)
-    made[0].start(Call("send/recv", "", [], True, lambda g, tag: walks.send(g, torch.zeros(100_000), 1, tag)))
+    made[0].start(Call("send/recv", "", [], True, lambda g, tag: say(g, torch.zeros(100_000), 1, tag)))
     made[0].engine.break_epoch(made[0].engine.epoch, "machine m9 failed", told=True)
     wait_until(lambda: made[1].engine.broken, "rank 1 hears of it", PROMPT)
 
@@ -177,14 +179,14 @@ def test_frames_of_a_void_epoch_are_thrown_away(world: MakeWorld) -> None:
     made = world(2)
     stale = torch.full((50_000,), -1.0)
     for _ in range(3):
-        made[0].start(Call("send/recv", "", [], True, lambda g, tag: walks.send(g, stale, 1, tag))).wait()
+        made[0].start(Call("send/recv", "", [], True, lambda g, tag: say(g, stale, 1, tag))).wait()
     made[1].engine.break_epoch(made[1].engine.epoch, "for the test", told=True)
     wait_until(lambda: made[0].engine.broken, "both know")
     made.switch()
     got = torch.empty(50_000)
     fresh = torch.full((50_000,), 5.0)
-    made[0].start(Call("send/recv", "", [], True, lambda g, tag: walks.send(g, fresh, 1, tag)))
-    made[1].walk(lambda g: walks.receive(g, got, 0, tag_of("send/recv", 0)))
+    made[0].start(Call("send/recv", "", [], True, lambda g, tag: say(g, fresh, 1, tag)))
+    made[1].walk(lambda g: hear(g, got, 0, tag_of("send/recv", 0)))
     assert torch.equal(got, fresh)
     made.check()
 
@@ -227,7 +229,7 @@ def test_a_connection_cut_in_the_middle_of_a_frame() -> None:
     with by_hand() as (member, wire):
         tensor = torch.zeros(1000)
         future = member.start(
-            Call("broadcast", "", [tensor], True, lambda g, tag: walks.receive(g, tensor, 0, tag))
+            Call("broadcast", "", [tensor], True, lambda g, tag: walks.broadcast(g, tensor, 0, tag))
         )
         tag = tag_of("broadcast", 0)
         payload = torch.ones(1000).numpy().tobytes()
@@ -245,7 +247,7 @@ def test_a_break_in_the_middle_of_a_frame_keeps_the_connection_in_step() -> None
     with by_hand() as (member, wire):
         tensor = torch.zeros(1000)
         future = member.start(
-            Call("broadcast", "", [tensor], True, lambda g, tag: walks.receive(g, tensor, 0, tag))
+            Call("broadcast", "", [tensor], True, lambda g, tag: walks.broadcast(g, tensor, 0, tag))
         )
         tag, payload = tag_of("broadcast", 0), torch.ones(1000).numpy().tobytes()
         wire.send(frames.pack(frames.DATA, 1, 0, tag, 4000) + payload[:2000])
@@ -257,7 +259,7 @@ def test_a_break_in_the_middle_of_a_frame_keeps_the_connection_in_step() -> None
         tensor.zero_()
         wire.send(payload[2000:] + frames.pack(frames.DATA, 2, 0, tag, 4000) + b"\0" * 4000)
         again = member.start(
-            Call("broadcast", "", [tensor], True, lambda g, tag: walks.receive(g, tensor, 0, tag))
+            Call("broadcast", "", [tensor], True, lambda g, tag: walks.broadcast(g, tensor, 0, tag))
         )
         done_within([again], PROMPT)
         assert not member.engine.broken
@@ -354,7 +356,7 @@ def test_whoever_still_needs_a_rank_that_left_is_told(world: MakeWorld, when: st
     tensor = torch.zeros(4_000_000)
 
     def body(group: walks.Group, tag: int) -> object:
-        return walks.receive(group, tensor, 1, tag) if how == "receive" else walks.send(group, tensor, 1, tag)
+        return hear(group, tensor, 1, tag) if how == "receive" else say(group, tensor, 1, tag)
 
     call = Call("broadcast", "", [tensor], True, body)
     if when == "after":

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.worlds import World, add
-from trainmover.ccl import tree_walks, walks
-from trainmover.ccl.connection import tag_of
+from trainmover.ccl import tree_walks, view, walks
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import combine_of
+from trainmover.ccl.tags import tag_of
 from trainmover.topology.bracket import reduce_in_order
 
 TAG = tag_of("all_reduce")
@@ -58,7 +58,7 @@ def reference(world: World, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal bit for bit."""
-    return left.dtype == right.dtype and bytes(walks.as_bytes(left)) == bytes(walks.as_bytes(right))
+    return left.dtype == right.dtype and bytes(view.as_bytes(left)) == bytes(view.as_bytes(right))
 
 
 def on_all(world: World, body: Callable[[walks.Group], Steps]) -> None:

@@ -132,6 +132,16 @@ def sum_call(tensor: torch.Tensor) -> Call:
     return Call("all_reduce", f"SUM, {flat.numel()} x {flat.dtype}", [tensor], True, walk)
 
 
+def say(group: walks.Group, tensor: torch.Tensor, member: int, tag: int) -> Steps:
+    """Send over a collective link."""
+    yield [group.send(member, tensor, tag)]
+
+
+def hear(group: walks.Group, tensor: torch.Tensor, member: int, tag: int) -> Steps:
+    """Receive over a collective link."""
+    yield [group.receive(member, tensor, tag)]
+
+
 def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     """The sum of two tensors."""
     torch.add(left, right, out=out)

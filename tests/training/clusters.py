@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tests.ccl.worlds import LIMIT, sum_call, wait_until
-from trainmover.ccl.connection import tag_of
+from trainmover.ccl.tags import tag_of
 from trainmover.ccl.engine import Steps
 from trainmover.errors import DecodeError, JobError, LinkError
 from trainmover.events.catalogue import (

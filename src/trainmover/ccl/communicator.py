@@ -5,6 +5,8 @@ Every process group of a rank hands its calls to the one communicator of the pro
 broken, or between a broken vote and the boundary, a call completes at once without a peer, so
 that DDP, FSDP and user code never see an error they cannot survive; the step is void anyway.
 
+A process outside a job has nobody who votes on its steps: there calls *raise* instead.
+
 The communicator also knows the process's groups, for the links they need.
 """
 
@@ -12,19 +14,20 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.futures import Future
 
-from trainmover.ccl.connection import tag_of
+from trainmover.ccl import algorithms
 from trainmover.ccl.engine import Engine, Steps, Walk
 from trainmover.ccl.table import Plan
-from trainmover.ccl.walks import Group
+from trainmover.ccl.tags import tag_of
+from trainmover.ccl.view import Group
 from trainmover.errors import LinkError
-from trainmover.topology.links import COLLECTIVE, Link, boundary_links, group_links
+from trainmover.topology.links import COLLECTIVE, Link, boundary_links, pair_link, placed_links
 
 
 @dataclass
@@ -32,13 +35,15 @@ class Call:
     """One call of a process group.
 
     Attributes:
-        name: collective's name, one of ``connection.CALLS``.
+        name: collective's name, one of ``tags.CALLS``.
         detail: what must be the same on all ranks (operation, dtype, size): part of the frame tag.
         outputs: the caller's tensors that hold the result.
         in_place: the outputs also hold the input, so swallowing leaves them as they are.
         walk: makes the walk, given the group; works on flat contiguous memory.
         after: copies the result from flat memory to the outputs where these differ.
+        peer: group rank of the member that this rank sends to, where it is one.
         number: the how-many-th call of its group this is; set when it is carried out.
+        result: what the walk returned.
     """
 
     name: str
@@ -47,7 +52,9 @@ class Call:
     in_place: bool
     walk: Callable[[Group, int], Steps]
     after: Callable[[], None] | None = None
+    peer: int | None = None
     number: int = 0
+    result: Any = None
 
     @property
     def tag(self) -> int:
@@ -77,12 +84,16 @@ class Player(Protocol):
 
 @dataclass
 class GroupInfo:
-    """A process group: its global ranks by group rank."""
+    """A process group: its global ranks by group rank.
+
+    ``sends_to`` has the group ranks that this rank has reached over links made on demand.
+    """
 
     name: str
     ranks: tuple[int, ...]
     swallowed: int = 0
     calls: int = 0
+    sends_to: set[int] = field(default_factory=set)
 
 
 class Communicator:
@@ -94,16 +105,29 @@ class Communicator:
         world_size: number of ranks, fixed for the life of the job.
         ranks_per_machine: K.
         limit: seconds that one call may take before it breaks the epoch.
+        positions: machine position by global rank, where machines have different numbers of ranks;
+            None when position p holds the ranks ``p*K`` to ``p*K + K - 1``.
+        on_broken: what becomes of a call that a broken epoch ends: ``swallow`` it (in a job, whose
+            vote voids the step), or ``raise`` the reason from its wait.
     """
 
     def __init__(
-        self, engine: Engine, rank: int, world_size: int, ranks_per_machine: int, limit: float
+        self,
+        engine: Engine,
+        rank: int,
+        world_size: int,
+        ranks_per_machine: int,
+        limit: float,
+        positions: Mapping[int, int] | None = None,
+        on_broken: Literal["swallow", "raise"] = "swallow",
     ) -> None:
         self.engine = engine
         self.rank = rank
         self.world_size = world_size
         self.ranks_per_machine = ranks_per_machine
         self.limit = limit
+        self.positions = positions
+        self.on_broken = on_broken
         self.groups: dict[str, GroupInfo] = {}
         self.player: Player | None = None
         self.tap: Tap | None = None
@@ -145,8 +169,7 @@ class Communicator:
         """Forget a process group and close its links."""
         info = self.groups.pop(name, None)
         if info is not None and self.plan is not None:
-            links = sorted(self._links_of(info))
-            self.engine.call(lambda: self.engine.table.drop(links))
+            self.engine.call(lambda: self.engine.table.drop_group(name))
 
     def links(self) -> frozenset[Link]:
         """Every lasting link of this rank: the boundary's and its groups'."""
@@ -157,7 +180,18 @@ class Communicator:
 
     def _links_of(self, info: GroupInfo) -> frozenset[Link]:
         """A group's links at this rank; not kept, because a promotion changes the rank."""
-        return self._mine(group_links(info.name, COLLECTIVE, info.ranks, self.ranks_per_machine))
+        lasting = self._mine(placed_links(info.name, COLLECTIVE, info.ranks, self._places(info.ranks)))
+        return lasting | {
+            pair_link(info.name, self.rank, info.ranks[member])
+            for member in info.sends_to
+            if info.ranks[member] != self.rank
+        }
+
+    def _places(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Machine positions of some ranks."""
+        if self.positions is not None:
+            return tuple(self.positions[rank] for rank in ranks)
+        return tuple(rank // self.ranks_per_machine for rank in ranks)
 
     def _mine(self, links: frozenset[Link]) -> frozenset[Link]:
         return frozenset(item for item in links if self.rank in (item.low, item.high))
@@ -177,8 +211,7 @@ class Communicator:
 
     def view(self, name: str, ranks: tuple[int, ...], channel: str = COLLECTIVE) -> Group:
         """A group as walks see it from this rank."""
-        positions = tuple(rank // self.ranks_per_machine for rank in ranks)
-        return Group(self.engine, name, channel, ranks, positions, ranks.index(self.rank))
+        return Group(self.engine, name, channel, ranks, self._places(ranks), ranks.index(self.rank))
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -187,12 +220,13 @@ class Communicator:
         info = self.groups[name]
         info.calls += 1
         call.number = info.calls
+        info.sends_to.update(algorithms.on_demand(call.name, len(info.ranks), call.peer))
         future: Future[Any] = Future()
         if self.player is not None:
             self.player.play(name, call)
             future.set_result(call.outputs)
         elif self.swallowing:
-            self._swallow(info, call, future)
+            self._unanswered(info, call, future, self.engine.reason)
         elif len(info.ranks) == 1:
             self._alone(info, call)
             self._finish(name, call, future)
@@ -201,8 +235,8 @@ class Communicator:
             walk = Walk(
                 f"{call.name} ({call.detail}) of group {name!r}",
                 lambda: call.walk(group, call.tag),
-                lambda _: self._finish(name, call, future),
-                lambda _: self._swallow(info, call, future),
+                lambda result: self._finish(name, call, future, result),
+                lambda reason: self._unanswered(info, call, future, reason),
                 self.limit,
             )
             self.engine.submit(key or name, walk)
@@ -212,15 +246,21 @@ class Communicator:
         for _ in call.walk(self.view(info.name, info.ranks), call.tag):
             pass
 
-    def _finish(self, name: str, call: Call, future: Future[Any]) -> None:
+    def _finish(self, name: str, call: Call, future: Future[Any], result: Any = None) -> None:
+        call.result = result
         if call.after is not None:
             call.after()
         if self.tap is not None:
             self.tap.saw(name, call)
         future.set_result(call.outputs)
 
-    @staticmethod
-    def _swallow(info: GroupInfo, call: Call, future: Future[Any]) -> None:
+    def _unanswered(self, info: GroupInfo, call: Call, future: Future[Any], reason: str) -> None:
         info.swallowed += 1
+        if self.on_broken == "raise":
+            what = f"{call.name} ({call.detail}) of {info.name!r}"
+            error = LinkError(f"rank {self.rank}: {what} failed: {reason}")
+            error.__cause__ = self.engine.fatal
+            future.set_exception(error)
+            return
         call.swallow()
         future.set_result(call.outputs)

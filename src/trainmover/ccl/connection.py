@@ -19,6 +19,7 @@ from collections import deque
 from typing import Protocol
 
 from trainmover.ccl import frames
+from trainmover.ccl.tags import Mismatch
 from trainmover.errors import LinkError
 
 Buffer = memoryview
@@ -36,11 +37,13 @@ class Waiter(Protocol):
 class Transfer:
     """One payload on its way, out or in."""
 
-    __slots__ = ("done", "keep", "tag", "view", "waiter")
+    __slots__ = ("done", "keep", "source", "tag", "view", "waiter")
 
-    def __init__(self, view: Buffer, tag: int, keep: object = None) -> None:
+    def __init__(self, view: Buffer, tag: int, keep: object = None, source: int | None = None) -> None:
         self.view = view
         self.tag = tag
+        self.source = source
+        """Rank that sends it, where receives are matched by source; None: not known yet."""
         self.keep = keep
         """Owner of the memory, held until the bytes are out."""
         self.done = False
@@ -75,6 +78,19 @@ class Listener(Protocol):
         """``wants_read`` or ``wants_write`` may have changed."""
 
 
+class Matcher(Protocol):
+    """Finds the memory for messages, on a link where they may be received in another order than sent."""
+
+    def expects(self, peer: int) -> bool:
+        """True when somebody waits for this rank and no other."""
+
+    def has_room(self, peer: int) -> bool:
+        """True when the next message of this rank shall be read."""
+
+    def claim(self, peer: int, frame: frames.Header) -> Transfer:
+        """Memory for a message."""
+
+
 class _Out:
     __slots__ = ("data", "epoch", "started", "transfer")
 
@@ -97,6 +113,8 @@ class Connection:
         self.peer_said_bye = False
         self.fault: LinkError | None = None
         """How the peer broke the protocol, once it has."""
+        self.matcher: Matcher | None = None
+        """Where receives are posted, instead of here in the order of the frames."""
         self._listener = listener
         self._out: deque[_Out] = deque()
         self._posted: deque[Transfer] = deque()
@@ -222,13 +240,17 @@ class Connection:
     def receive(self, transfer: Transfer) -> None:
         """Post memory for the next payload of the current epoch."""
         self._posted.append(transfer)
-        self._pump_in()
-        if self._starved:
-            self._lost(LEFT)
+        self.read_on()
 
     def readable(self) -> None:
         """Read what is there and may be read."""
         self._pump_in()
+
+    def read_on(self) -> None:
+        """A receive was posted with the matcher: look at what waited for one."""
+        self._pump_in()
+        if self._starved:
+            self._lost(LEFT)
 
     def hung_up(self) -> None:
         """The peer closed its side: take what is left, then say whether it was in good order."""
@@ -254,7 +276,10 @@ class Connection:
     @property
     def _starved(self) -> bool:
         """True when a receive waits for what can no longer come."""
-        return self._hung_up and bool(self._posted or self._target)
+        if not self._hung_up or self.closed:
+            return False
+        named = self.matcher is not None and self.matcher.expects(self.peer)
+        return named or bool(self._posted or self._target)
 
     def _ends_with_bye(self) -> bool:
         if self.peer_said_bye:
@@ -270,7 +295,9 @@ class Connection:
         current = self._listener.epoch
         if frame.epoch > current:
             return True
-        return frame.epoch == current and not self._listener.broken and not self._posted
+        if frame.epoch < current or self._listener.broken:
+            return False
+        return not (self._posted if self.matcher is None else self.matcher.has_room(self.peer))
 
     def _pump_in(self) -> None:
         try:
@@ -341,11 +368,14 @@ class Connection:
         """Give the frame to the next posted receive, or to nobody when its epoch is over."""
         if frame.epoch < self._listener.epoch or self._listener.broken:
             return
-        target = self._posted.popleft()
         if frame.sequence != self._received & 0xFFFFFFFF:
             raise LinkError(f"frame {frame.sequence} arrived where {self._received} was due")
-        if frame.tag != target.tag or frame.length != len(target.view):
-            raise Mismatch(self.peer, target.tag, len(target.view), frame.tag, frame.length)
+        if self.matcher is not None:
+            target = self.matcher.claim(self.peer, frame)
+        else:
+            target = self._posted.popleft()
+            if frame.tag != target.tag or frame.length != len(target.view):
+                raise Mismatch(self.peer, target.tag, len(target.view), frame.tag, frame.length)
         self._received += 1
         self._target = target
 
@@ -354,46 +384,3 @@ class Connection:
             return
         self.close()
         self._listener.connection_lost(self, reason)
-
-
-class Mismatch(LinkError):
-    """Two ranks call different collectives."""
-
-    def __init__(self, peer: int, our_tag: int, our_length: int, tag: int, length: int) -> None:
-        self.peer, self.our_tag, self.tag = peer, our_tag, tag
-        super().__init__(
-            f"rank {peer} sends for another call than the one made here "
-            f"({describe_tag(tag)}, {length} bytes there; {describe_tag(our_tag)}, {our_length} bytes here)"
-        )
-
-
-CALLS: tuple[str, ...] = (
-    "none",
-    "all_reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "reduce",
-    "send/recv",
-    "barrier",
-    "vote",
-    "meeting",
-    "mirror",
-    "state copy",
-)
-"""Call names by the high byte of a frame's tag."""
-
-
-def tag_of(call: str, detail: int = 0) -> int:
-    """A frame tag: the call in the high byte, 24 bits of detail (a checksum of its arguments)."""
-    return CALLS.index(call) << 24 | detail & 0xFFFFFF
-
-
-def describe_tag(tag: int) -> str:
-    """The tag in words."""
-    index = tag >> 24
-    name = CALLS[index] if index < len(CALLS) else f"call {index}"
-    return f"{name} #{tag & 0xFFFFFF:06x}"

@@ -25,8 +25,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from trainmover.ccl import frames
-from trainmover.ccl.connection import Connection, Mismatch
+from trainmover.ccl.connection import Connection
 from trainmover.ccl.table import LinkTable, Plan
+from trainmover.ccl.tags import Mismatch
 from trainmover.ccl.walk import CallsOpen, EpochBroken, Steps, Walk
 from trainmover.errors import LinkError
 
@@ -90,6 +91,11 @@ class Engine:
     @property
     def broken(self) -> bool:
         return self._broken
+
+    @property
+    def reason(self) -> str:
+        """Why the epoch is broken; of the last broken one otherwise."""
+        return self._reason
 
     def call(self, action: Callable[[], None]) -> bool:
         """Run ``action`` on the engine's thread. False: the engine has stopped, it will not run."""
@@ -272,6 +278,8 @@ class Engine:
         except StopIteration as stop:
             result = stop.value
         except LinkError as error:
+            if isinstance(error, Mismatch):
+                self.fatal = error
             self._break(f"{walk.label}: {error}", None)
             return
         except Exception as error:
@@ -287,6 +295,8 @@ class Engine:
         queue.popleft()
         if queue:
             self._begin(queue[0])
+        else:
+            del self._queues[walk.key]
         walk.engine = None
         try:
             walk.done(result)
@@ -315,6 +325,7 @@ class Engine:
             connection.cancel()
             connection.signal(frames.BREAK)
             connection.readable()
+        self.table.pairs.clear()
         self._end_walks(reason)
         self._on_break(self._epoch, peer, reason, told)
 

@@ -2,27 +2,30 @@
 
 It turns torch's calls into :class:`~trainmover.ccl.communicator.Call` objects and hands them to
 the process's communicator; it knows nothing of links, epochs or recordings.  Method names of both
-generations of torch are defined (2.6 to 2.12 and 2.13 on).  Works are made from futures, which
-is what every torch version since 2.6 accepts from Python.
+generations of torch are defined (2.6 to 2.12 and 2.13 on).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 
-from trainmover.ccl import algorithms, walks
+from trainmover.ccl import algorithms
 from trainmover.ccl.communicator import Call, Communicator
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import combine_of, finish
+from trainmover.ccl.work import work_of
+from trainmover.ccl.tags import MESSAGE, message_tag
+from trainmover.ccl.view import Group
 from trainmover.errors import LinkError
-from trainmover.topology.links import MESH_LIMIT
 
 Tensors = list[torch.Tensor]
+
+_NUMBERS = itertools.count()
 
 
 class TrainMoverGroup(dist.ProcessGroup):
@@ -32,15 +35,23 @@ class TrainMoverGroup(dist.ProcessGroup):
         communicator: the process's communicator.
         name: group name, the same on every member.
         ranks: global ranks by group rank; this process is one of them.
+        on_shutdown: called when the group has closed its links.
     """
 
-    def __init__(self, communicator: Communicator, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        name: str,
+        ranks: tuple[int, ...],
+        on_shutdown: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(ranks.index(communicator.rank), len(ranks))
         self._communicator = communicator
         self._key = name
         self._name = name
         self._description = "undefined"
         self._ranks = ranks
+        self._on_shutdown = on_shutdown
 
     # -- identity ------------------------------------------------------------------------------
 
@@ -85,6 +96,7 @@ class TrainMoverGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Close the group's links."""
         self._communicator.remove_group(self._key)
+        self._on_shutdown()
 
     # -- reductions ----------------------------------------------------------------------------
 
@@ -105,14 +117,12 @@ class TrainMoverGroup(dist.ProcessGroup):
         return _work(self._start(self._reduction_call(name, tensor, operation, root)))
 
     def _reduction_call(self, name: str, tensor: torch.Tensor, operation: str, root: int | None) -> Call:
-        if root is not None:
-            self._mesh_only(name)
         combine, size = combine_of(operation), self.size()
         flat, back = _flat(tensor)
 
-        def walk(group: walks.Group, tag: int) -> Steps:
+        def walk(group: Group, tag: int) -> Steps:
             if root is not None:
-                yield from walks.reduce(group, flat, root, combine, tag)
+                yield from algorithms.reduce(group, flat, root, combine, tag)
             else:
                 yield from algorithms.all_reduce(group, flat, combine, tag)
             if root is None or group.me == root:
@@ -150,7 +160,6 @@ class TrainMoverGroup(dist.ProcessGroup):
     def _reduce_scatter_call(
         self, output: torch.Tensor, whole: torch.Tensor, counts: list[int], operation: str
     ) -> Call:
-        self._mesh_only("reduce_scatter")
         combine, size = combine_of(operation), self.size()
         flat, back = _flat(output, fill=False)
         bounds = _runs(counts)
@@ -160,8 +169,8 @@ class TrainMoverGroup(dist.ProcessGroup):
                 f"a group of {size}"
             )
 
-        def walk(group: walks.Group, tag: int) -> Steps:
-            yield from walks.reduce_scatter(group, whole, flat, bounds, combine, tag)
+        def walk(group: Group, tag: int) -> Steps:
+            yield from algorithms.reduce_scatter(group, whole, flat, bounds, combine, tag)
             finish(operation, flat, size)
 
         return Call("reduce_scatter", f"{operation}, {whole.dtype}, {counts}", [output], False, walk, back)
@@ -173,7 +182,7 @@ class TrainMoverGroup(dist.ProcessGroup):
         flat, back = _flat(tensor)
         root = int(opts.rootRank)
 
-        def walk(group: walks.Group, tag: int) -> Steps:
+        def walk(group: Group, tag: int) -> Steps:
             return algorithms.broadcast(group, flat, root, tag)
 
         return _work(
@@ -214,35 +223,35 @@ class TrainMoverGroup(dist.ProcessGroup):
         flats, after = _flats(parts)
         source, _ = _flat(mine)
 
-        def walk(group: walks.Group, tag: int) -> Steps:
+        def walk(group: Group, tag: int) -> Steps:
             return algorithms.all_gather(group, source, flats, tag)
 
         return Call("all_gather", _shape(mine), list(outputs or parts), False, walk, _chain(after, back))
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
-        self._mesh_only("gather")
         (mine,) = _one(inputs, "gather")
         root = int(opts.rootRank)
         parts = outputs[0] if outputs else []
         flats, after = _flats(parts)
         source, _ = _flat(mine)
 
-        def walk(group: walks.Group, tag: int) -> Steps:
-            return walks.gather(group, source, flats, root, tag)
+        def walk(group: Group, tag: int) -> Steps:
+            return algorithms.gather(group, source, flats, root, tag)
 
         return _work(
-            self._start(Call("gather", f"{_shape(mine)}, root {root}", list(parts), False, walk, after))
+            self._start(
+                Call("gather", f"{_shape(mine)}, root {root}", list(parts), False, walk, after, peer=root)
+            )
         )
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
-        self._mesh_only("scatter")
         (output,) = _one(outputs, "scatter")
         root = int(opts.rootRank)
         sources = [_flat(tensor)[0] for tensor in inputs[0]] if inputs else []
         flat, back = _flat(output, fill=False)
 
-        def walk(group: walks.Group, tag: int) -> Steps:
-            return walks.scatter(group, sources, flat, root, tag)
+        def walk(group: Group, tag: int) -> Steps:
+            return algorithms.scatter(group, sources, flat, root, tag)
 
         return _work(
             self._start(Call("scatter", f"{_shape(output)}, root {root}", [output], False, walk, back))
@@ -274,35 +283,33 @@ class TrainMoverGroup(dist.ProcessGroup):
         inputs: Sequence[torch.Tensor],
         after: Callable[[], None] | None,
     ) -> Call:
-        self._mesh_only("all_to_all")
         sources = [_flat(tensor)[0] for tensor in inputs]
 
-        def walk(group: walks.Group, tag: int) -> Steps:
-            return walks.all_to_all(group, sources, flats, tag)
+        def walk(group: Group, tag: int) -> Steps:
+            return algorithms.all_to_all(group, sources, flats, tag)
 
         return Call("all_to_all", str(sources[0].dtype), outputs, False, walk, after)
 
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> dist.Work:
-        self._mesh_only("send")
         (tensor,) = _one(tensors, "send")
         flat, _ = _flat(tensor)
 
-        def walk(group: walks.Group, frame_tag: int) -> Steps:
-            return walks.send(group, flat, peer, frame_tag)
+        def walk(group: Group, _: int) -> Steps:
+            return algorithms.send(group, flat, peer, message_tag(tag))
 
-        return _work(self._start(Call("send/recv", f"tag {tag}", [], True, walk), key=f"to {peer}"))
+        call = Call(MESSAGE, f"tag {tag}", [], True, walk, peer=peer)
+        return _work(self._start(call, key=f"to {peer}"))
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> dist.Work:
-        self._mesh_only("recv")
         (tensor,) = _one(tensors, "recv")
         flat, back = _flat(tensor, fill=False)
 
-        def walk(group: walks.Group, frame_tag: int) -> Steps:
-            return walks.receive(group, flat, peer, frame_tag)
+        def walk(group: Group, _: int) -> Steps:
+            return algorithms.receive(group, flat, peer, message_tag(tag))
 
-        return _work(
-            self._start(Call("send/recv", f"tag {tag}", [tensor], False, walk, back), key=f"from {peer}")
-        )
+        # Receives wait beside each other: the peer may send in another order, by tag.
+        call = Call(MESSAGE, f"tag {tag}", [tensor], False, walk, back)
+        return _work(self._start(call, key=f"receive {next(_NUMBERS)}"))
 
     def barrier(self, opts: Any = None) -> dist.Work:
         token = torch.zeros(1, dtype=torch.uint8)
@@ -320,12 +327,6 @@ class TrainMoverGroup(dist.ProcessGroup):
                 )
         future = self._communicator.run(self._key, call, None if key is None else f"{self._key} {key}")
         return future if value is None else _then(future, value)
-
-    def _mesh_only(self, name: str) -> None:
-        if self.size() > MESH_LIMIT:
-            raise LinkError(
-                f"{name} works in groups of up to {MESH_LIMIT} ranks; group {self._key!r} has {self.size()}"
-            )
 
 
 def _one(tensors: Tensors, name: str) -> Tensors:
@@ -400,7 +401,7 @@ def _then(future: torch.futures.Future[Any], value: Any) -> torch.futures.Future
 
 
 def _work(future: torch.futures.Future[Any]) -> dist.Work:
-    return _create_work_from_future(future)
+    return work_of(future, "a call")
 
 
 def _joined(futures: list[torch.futures.Future[Any]], value: Any) -> dist.Work:

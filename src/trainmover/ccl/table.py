@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.handshake import Hello, accept, dial
+from trainmover.ccl.pairs import Pairs
 from trainmover.errors import LinkError, TrainMoverError
 from trainmover.topology.links import Link
 
@@ -111,6 +112,8 @@ class LinkTable:
         self._pending: dict[int, _Pending] = {}
         self._dialling: set[tuple[Link, str]] = set()
         self._engine: Engine | None = None
+        self._current_plan: Plan | None = None
+        self.pairs = Pairs(self._connection_of, self._reach)
         self._listener = socket.create_server((host, 0), backlog=1024)
         self._listener.setblocking(False)
         self.host, self.port = host, int(self._listener.getsockname()[1])
@@ -148,7 +151,7 @@ class LinkTable:
 
     def staging_bytes(self) -> int:
         """Bytes of staging memory held by all slots."""
-        return sum(len(slot.staging) for slot in self._slots.values())
+        return sum(len(slot.staging) for slot in self._slots.values()) + self.pairs.staging_bytes()
 
     def prepare(self, plan: Plan, ready: Callable[[float, int, int], None]) -> None:
         """Phase 1: make what the plan's epoch needs, then call ``ready(seconds, made, kept)`` once."""
@@ -172,6 +175,8 @@ class LinkTable:
     def swap(self, plan: Plan) -> dict[str, int]:
         """Phase 2: point the table at the plan's connections; close what is no longer wanted."""
         self._pending = {epoch: item for epoch, item in self._pending.items() if epoch > plan.epoch}
+        self._current_plan = plan
+        self.pairs.clear()
         counts = {"swapped": 0, "kept": 0, "closed": 0}
         for link in sorted(plan.links):
             if self._current(plan, link):
@@ -185,7 +190,11 @@ class LinkTable:
             slot.connection = found[1]
             counts["swapped"] += 1
         for link in [link for link in self._slots if link not in plan.links]:
-            counts["closed"] += self._discard(self._slots.pop(link).connection, over=True)
+            if not (link.on_demand and self._current(plan, link)):
+                counts["closed"] += self._discard(self._slots.pop(link).connection, over=True)
+        for link, life in [key for key, (epoch, _) in self._aside.items() if epoch <= plan.epoch]:
+            if link.on_demand and life == plan.life_of(link):
+                self._install(link, self._aside.pop((link, life))[1])
         # What was made for this very epoch and is not in its plan belongs to a group that a faster
         # rank is already creating in it.
         for key in [key for key, (epoch, _) in self._aside.items() if epoch < plan.epoch]:
@@ -200,6 +209,11 @@ class LinkTable:
                 # The peer may drop it a little later: it is told that this end is no failure.
                 self._discard(slot.connection, over=True)
 
+    def drop_group(self, group: str) -> None:
+        """Close every link of a group (it was destroyed)."""
+        self.pairs.forget(group)
+        self.drop([link for link in self._slots if link.group == group])
+
     def install(self, plan: Plan) -> None:
         """Add the plan's links to the current epoch (a new group), without ending any other."""
         self._pending.pop(plan.epoch, None)
@@ -207,8 +221,20 @@ class LinkTable:
             found = self._aside.pop((link, plan.life_of(link)), None)
             if found is None:
                 raise LinkError(f"link {link} was lost while its group was made")
-            self._slots.setdefault(link, Slot(link)).connection = found[1]
-            found[1].readable()
+            self._install(link, found[1])
+
+    def _install(self, link: Link, connection: Connection) -> None:
+        """Point a link of the current epoch at a connection, unless its peer has no place there any more."""
+        current = self._current_plan
+        if current is None or connection.peer_life != current.life_of(link):
+            self._discard(connection, over=True)
+            return
+        slot = self._slots.setdefault(link, Slot(link))
+        self._discard(slot.connection, over=True)
+        slot.connection = connection
+        if link.on_demand:
+            self.pairs.arrived(link, connection)
+        connection.readable()
 
     def drop_process(self, life: str) -> None:
         """Close every connection to a process that is known to be dead."""
@@ -248,6 +274,10 @@ class LinkTable:
         self._slots.clear()
         self._aside.clear()
 
+    def join(self) -> None:
+        """Wait for the connector threads of a closed table (from another thread than the engine's)."""
+        self._connectors.shutdown(wait=True)
+
     # -- phase 1 -------------------------------------------------------------------------------
 
     def _current(self, plan: Plan, link: Link) -> bool:
@@ -279,24 +309,45 @@ class LinkTable:
         plan, open_links = pending.plan, 0
         for link in sorted(self._wanted(plan)):
             open_links += 1
-            key = link, plan.peers[link.high].life
-            if link.low == plan.rank and key not in self._dialling:
-                self._dialling.add(key)
-                self._connectors.submit(self._dial, plan, link)
+            if link.dialler == plan.rank:
+                self._begin_dial(plan, link)
         if not open_links and not pending.announced:
             pending.announced = True
             made = len(plan.links) - pending.kept
             pending.ready(time.monotonic() - pending.started, made, pending.kept)
 
+    def _begin_dial(self, plan: Plan, link: Link) -> None:
+        key = link, plan.life_of(link)
+        if key not in self._dialling:
+            self._dialling.add(key)
+            self._connectors.submit(self._dial, plan, link)
+
+    def _reach(self, link: Link) -> None:
+        """Begin to make a link that is needed in the current epoch and no topology names."""
+        if self._current_plan is None:
+            raise LinkError(f"link {link} is needed before the first epoch")
+        self._begin_dial(self._current_plan, link)
+
+    def _reach_again(self, link: Link) -> None:
+        if self.pairs.wants(link) and not self._closed:
+            self._reach(link)
+
+    def _connection_of(self, link: Link) -> Connection | None:
+        slot = self._slots.get(link)
+        return None if slot is None or slot.connection is None or slot.connection.closed else slot.connection
+
     def _dialled(self, plan: Plan, link: Link, sock: socket.socket | None, reason: str) -> None:
-        peer = plan.peers[link.high]
+        peer = plan.peers[link.other(plan.rank)]
         self._dialling.discard((link, peer.life))
         if self._closed:
             if sock is not None:
                 sock.close()
             return
         if sock is not None:
-            self._put_aside(link, link.high, peer, plan.epoch, sock)
+            self._put_aside(link, link.other(plan.rank), peer, plan.epoch, sock)
+            return
+        if self.pairs.wants(link) and plan is self._current_plan:
+            self.engine.later(RETRY_SECONDS, lambda: self._reach_again(link))
             return
         pending = self._pending.get(plan.epoch)
         if pending is not None and time.monotonic() - pending.started > plan.limit:
@@ -309,6 +360,10 @@ class LinkTable:
     def _put_aside(self, link: Link, rank: int, peer: Peer, epoch: int, sock: socket.socket) -> None:
         sock.setblocking(False)
         connection = Connection(sock, rank, peer.life, self.engine)
+        if link.on_demand and epoch <= self.engine.epoch:
+            self.engine.watch(connection)
+            self._install(link, connection)
+            return
         old = self._aside.pop((link, peer.life), None)
         if old is not None:
             self._discard(old[1], over=True)
@@ -330,7 +385,7 @@ class LinkTable:
     # -- connector threads ---------------------------------------------------------------------
 
     def _dial(self, plan: Plan, link: Link) -> None:
-        peer = plan.peers[link.high]
+        peer = plan.peers[link.other(plan.rank)]
         sock, reason = None, ""
         try:
             sock = socket.create_connection((peer.host, peer.port), CONNECT_SECONDS)

@@ -2,21 +2,23 @@
 
 Reductions climb the canonical tree, piece by piece: a member combines its children's partial
 results into its own part, left operand first, and passes it to its parent; results come down the
-same way.  That is the canonical bracketing itself.  Data that is only moved (broadcast,
-all_gather) goes round the ring.
+same way.  That is the canonical bracketing itself.  A broadcast runs along the same tree from its
+root outwards; all_gather goes round the ring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
 from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
-from trainmover.ccl.walks import Group, pieces
-from trainmover.topology.bracket import merges
+from trainmover.ccl.view import Group
+from trainmover.ccl.walks import pieces
+from trainmover.topology.bracket import bracket, leader, merges
 
 
 def family(group: Group) -> tuple[list[int], int | None]:
@@ -33,10 +35,7 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
     cuts = list(pieces(0, flat.numel(), flat.element_size())) or [(0, 0)]
     sends: list[Transfer] = []
     for k, (a, b) in enumerate(cuts):
-        for child in children:
-            room = group.scratch(child, flat, b - a, k % 2) if b > a else flat[a:b]
-            yield [group.receive(child, room, tag)]
-            combine(flat[a:b], room, flat[a:b])
+        yield from _climb(group, children, flat[a:b], combine, tag, k % 2)
         if parent is not None:
             sends.append(group.send(parent, flat[a:b], tag))
         else:
@@ -49,17 +48,66 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
     yield sends
 
 
-def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
-    """Everybody ends with the root's tensor, passed on piece by piece round the ring."""
-    after, before = (group.me + 1) % group.size, (group.me - 1) % group.size
+def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: int) -> Steps:
+    """The root ends with the canonical combination; in place there, untouched elsewhere.
+
+    The tree's own root passes the result on to the member that wants it.
+    """
+    children, parent = family(group)
+    mine = flat if group.me == root or not children else flat.clone()
     cuts = list(pieces(0, flat.numel(), flat.element_size())) or [(0, 0)]
-    receives = [] if group.me == root else [group.receive(before, flat[a:b], tag) for a, b in cuts]
+    above = (group, parent) if parent is not None else (group.pairs, root)
+    leads = parent is None
+    sends: list[Transfer] = []
+    for k, (a, b) in enumerate(cuts):
+        yield from _climb(group, children, mine[a:b], combine, tag, k % 2)
+        if not (leads and group.me == root):
+            sends.append(above[0].send(above[1], mine[a:b], tag))
+    if group.me == root and not leads:
+        top = leader(bracket(group.positions))
+        yield sends
+        yield [group.pairs.receive(top, flat[a:b], tag) for a, b in cuts]
+    yield sends
+
+
+def _climb(
+    group: Group, children: Sequence[int], part: torch.Tensor, combine: Combine, tag: int, half: int
+) -> Steps:
+    """Combine the children's partial results into my own part, in order."""
+    for child in children:
+        room = group.scratch(child, part, part.numel(), half) if part.numel() else part
+        yield [group.receive(child, room, tag)]
+        combine(part, room, part)
+
+
+@cache
+def towards(positions: tuple[int, ...], root: int) -> tuple[int, ...]:
+    """For each member its neighbour in the canonical tree on the way to ``root`` (which has itself)."""
+    neighbours: list[list[int]] = [[] for _ in positions]
+    for into, source in merges(positions):
+        neighbours[into].append(source)
+        neighbours[source].append(into)
+    found = {root: root}
+    todo = [root]
+    for member in todo:
+        fresh = [other for other in neighbours[member] if other not in found]
+        found.update((other, member) for other in fresh)
+        todo += fresh
+    return tuple(found[member] for member in range(len(positions)))
+
+
+def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
+    """Everybody ends with the root's tensor, passed on piece by piece along the canonical tree."""
+    before = towards(group.positions, root)
+    after = [member for member in range(group.size) if before[member] == group.me != member]
+    cuts = list(pieces(0, flat.numel(), flat.element_size())) or [(0, 0)]
+    source = before[group.me]
+    receives = [] if group.me == root else [group.receive(source, flat[a:b], tag) for a, b in cuts]
     sends: list[Transfer] = []
     for k, (a, b) in enumerate(cuts):
         if receives:
             yield [receives[k]]
-        if after != root:
-            sends.append(group.send(after, flat[a:b], tag))
+        sends += [group.send(member, flat[a:b], tag) for member in after]
     yield sends
 
 

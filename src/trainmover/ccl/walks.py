@@ -12,97 +12,14 @@ Tensors are flat, contiguous and on the CPU; group ranks index members everywher
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from trainmover.ccl.connection import Transfer
-from trainmover.ccl.engine import Engine, Steps
+from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
-from trainmover.ccl.table import Slot
-from trainmover.errors import LinkError
+from trainmover.ccl.view import PIECE_BYTES, WHOLE_BYTES, Group
 from trainmover.topology.bracket import bracket, leader, merges
-from trainmover.topology.links import link
-
-PIECE_BYTES = 512 * 1024
-"""Reductions move in pieces of this size; each link stages two of them."""
-
-WHOLE_BYTES = 16 * 1024
-"""Up to this size a reduction is exchanged whole."""
-
-
-def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a flat contiguous CPU tensor as writable bytes (no copy)."""
-    return memoryview(tensor.detach().view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy stubs
-
-
-@dataclass(frozen=True)
-class Group:
-    """A group as its walks see it.
-
-    Attributes:
-        engine: who moves the bytes.
-        group, channel: name the links.
-        ranks: global ranks by group rank.
-        positions: machine position of each member, for the canonical bracketing.
-        me: own group rank.
-    """
-
-    engine: Engine
-    group: str
-    channel: str
-    ranks: tuple[int, ...]
-    positions: tuple[int, ...]
-    me: int
-
-    @property
-    def size(self) -> int:
-        """Number of members."""
-        return len(self.ranks)
-
-    @property
-    def others(self) -> list[int]:
-        """The other members, starting after me so that not everybody starts with the same one."""
-        return [(self.me + i) % self.size for i in range(1, self.size)]
-
-    def slot(self, member: int) -> Slot:
-        """The link to a member."""
-        return self.engine.table.slot(link(self.group, self.channel, self.ranks[self.me], self.ranks[member]))
-
-    def send(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
-        """Start sending a tensor's bytes; the tensor must keep its content until it is done."""
-        return self.send_bytes(member, as_bytes(tensor), tag, tensor)
-
-    def send_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
-        """Start sending memory that ``keep`` owns."""
-        transfer = Transfer(view, tag, keep)
-        self.slot(member).connected.send(transfer)
-        self._go_on()
-        return transfer
-
-    def receive(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
-        """Post a tensor's memory for the next bytes from a member."""
-        return self.receive_bytes(member, as_bytes(tensor), tag, tensor)
-
-    def receive_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
-        """Post memory that ``keep`` owns for the next bytes from a member."""
-        transfer = Transfer(view, tag, keep)
-        self.slot(member).connected.receive(transfer)
-        self._go_on()
-        return transfer
-
-    def _go_on(self) -> None:
-        """End the walk when its own transfer has broken the epoch: its memory is the caller's again."""
-        if self.engine.broken:
-            raise LinkError("the epoch has broken")
-
-    def scratch(self, member: int, like: torch.Tensor, count: int, half: int = 0) -> torch.Tensor:
-        """``count`` elements of the link's staging memory (one of its two halves)."""
-        if not count:
-            return like.new_empty(0)
-        room = max(PIECE_BYTES, WHOLE_BYTES)
-        view = self.slot(member).scratch(2 * room)[half * room :]
-        return torch.frombuffer(view, dtype=like.dtype, count=count)
 
 
 def slices(count: int, size: int) -> list[tuple[int, int]]:
@@ -112,9 +29,11 @@ def slices(count: int, size: int) -> list[tuple[int, int]]:
     return [(min(i * step, count), min((i + 1) * step, count)) for i in range(size)]
 
 
-def pieces(start: int, end: int, item_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut a run of elements into pieces of at most ``PIECE_BYTES``."""
-    step = max(1, PIECE_BYTES // item_bytes)
+def pieces(
+    start: int, end: int, item_bytes: int, piece_bytes: int = PIECE_BYTES
+) -> Iterator[tuple[int, int]]:
+    """Cut a run of elements into pieces of at most so many bytes."""
+    step = max(1, piece_bytes // item_bytes)
     for at in range(start, end, step):
         yield at, min(at + step, end)
 
@@ -168,7 +87,7 @@ def _own_slice(
     share: bool,
 ) -> Steps:
     """Receive the others' parts of my slice, piece by piece, and combine them into ``target``."""
-    todo = list(pieces(*bounds, source.element_size()))
+    todo = list(pieces(*bounds, source.element_size(), group.piece_bytes))
     posted: list[dict[int, tuple[torch.Tensor, Transfer]]] = []
 
     def post(k: int) -> None:
@@ -218,7 +137,7 @@ def reduce_scatter(
     sends = [
         group.send(member, inputs[a:b], tag)
         for member in group.others
-        for a, b in pieces(*bounds[member], item)
+        for a, b in pieces(*bounds[member], item, group.piece_bytes)
     ]
     yield from _own_slice(group, inputs, inputs, bounds[group.me], combine, tag, share=False)
     start, end = bounds[group.me]
@@ -245,7 +164,8 @@ def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
 def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: int) -> Steps:
     """The root ends with the canonical combination; in place there, untouched elsewhere."""
     if group.me != root:
-        yield [group.send(root, flat[a:b], tag) for a, b in pieces(0, flat.numel(), flat.element_size())]
+        cuts = pieces(0, flat.numel(), flat.element_size(), group.piece_bytes)
+        yield [group.send(root, flat[a:b], tag) for a, b in cuts]
         return
     yield from _own_slice(group, flat, flat, (0, flat.numel()), combine, tag, share=False)
 
@@ -278,10 +198,17 @@ def all_to_all(
 
 
 def send(group: Group, flat: torch.Tensor, member: int, tag: int) -> Steps:
-    """Send to one member."""
-    yield [group.send(member, flat, tag)]
+    """Send a message to one member."""
+    yield [group.pairs.send(member, flat, tag)]
 
 
 def receive(group: Group, flat: torch.Tensor, member: int, tag: int) -> Steps:
-    """Receive from one member."""
-    yield [group.receive(member, flat, tag)]
+    """Receive a message of this tag from one member."""
+    yield [group.pairs.receive(member, flat, tag)]
+
+
+def receive_any(group: Group, flat: torch.Tensor, tag: int) -> Steps:
+    """Receive a message of this tag from whoever sends it; the result is that member's group rank."""
+    transfer = group.pairs.receive_any(flat, tag)
+    yield [transfer]
+    return group.ranks.index(transfer.source)

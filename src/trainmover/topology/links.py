@@ -21,7 +21,19 @@ from trainmover.topology.groups import Groups
 from trainmover.topology.layout import Layout, guardian_of
 from trainmover.topology.members import MESH_LIMIT, Listed, Row, boundary_partners, partners
 
-__all__ = ["BOUNDARY", "COLLECTIVE", "MESH_LIMIT", "STATE", "WORLD", "Link", "SeatedLink", "links_of"]
+__all__ = [
+    "BOUNDARY",
+    "COLLECTIVE",
+    "MESH_LIMIT",
+    "STATE",
+    "TO_HIGHER",
+    "TO_LOWER",
+    "WORLD",
+    "Link",
+    "SeatedLink",
+    "links_of",
+    "pair_link",
+]
 
 WORLD = "world"
 """Group name of the boundary's own links, which exist in every job."""
@@ -34,6 +46,9 @@ COLLECTIVE = "collective"
 
 STATE = "state"
 """Channel on which a joiner receives its state; exists only during a switch."""
+
+TO_HIGHER, TO_LOWER = "to-higher", "to-lower"
+"""Channels of messages from one rank to another: made when the sender first needs them, dialled by it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,6 +67,16 @@ class Link:
         """The rank at the other end."""
         return self.high if rank == self.low else self.low
 
+    @property
+    def dialler(self) -> int:
+        """The rank that makes the connection."""
+        return self.high if self.channel == TO_LOWER else self.low
+
+    @property
+    def on_demand(self) -> bool:
+        """True for a link that no topology names: it is made when its sender first needs it."""
+        return self.channel in (TO_HIGHER, TO_LOWER)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class SeatedLink:
@@ -69,6 +94,11 @@ def link(group: str, channel: str, a: int, b: int) -> Link:
     return Link(group, channel, min(a, b), max(a, b))
 
 
+def pair_link(group: str, sender: int, receiver: int) -> Link:
+    """The link for messages from one rank of a group to another."""
+    return link(group, TO_HIGHER if sender < receiver else TO_LOWER, sender, receiver)
+
+
 def edges(ranks: tuple[int, ...], ranks_per_machine: int) -> Iterator[tuple[int, int]]:
     """Pairs of global ranks that a group's walks use.
 
@@ -76,6 +106,11 @@ def edges(ranks: tuple[int, ...], ranks_per_machine: int) -> Iterator[tuple[int,
         ranks: global ranks of the group by group rank.
         ranks_per_machine: K of the layout; gives each rank's position.
     """
+    return placed_edges(ranks, tuple(rank // ranks_per_machine for rank in ranks))
+
+
+def placed_edges(ranks: tuple[int, ...], positions: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """The same for members on any machines: ``positions`` has each member's, by group rank."""
     size = len(ranks)
     if size <= MESH_LIMIT:
         for i in range(size):
@@ -83,9 +118,8 @@ def edges(ranks: tuple[int, ...], ranks_per_machine: int) -> Iterator[tuple[int,
                 yield ranks[i], ranks[j]
         return
     seen: set[tuple[int, int]] = set()
-    tree = merges(tuple(rank // ranks_per_machine for rank in ranks))
     ring = ((i, (i + 1) % size) for i in range(size))
-    for i, j in (*tree, *ring):
+    for i, j in (*merges(positions), *ring):
         pair = (min(i, j), max(i, j))
         if pair not in seen:
             seen.add(pair)
@@ -95,6 +129,13 @@ def edges(ranks: tuple[int, ...], ranks_per_machine: int) -> Iterator[tuple[int,
 def group_links(group: str, channel: str, ranks: tuple[int, ...], ranks_per_machine: int) -> frozenset[Link]:
     """All links of one group."""
     return frozenset(link(group, channel, a, b) for a, b in edges(ranks, ranks_per_machine))
+
+
+def placed_links(
+    group: str, channel: str, ranks: tuple[int, ...], positions: tuple[int, ...]
+) -> frozenset[Link]:
+    """All links of one group whose members sit on any machines."""
+    return frozenset(link(group, channel, a, b) for a, b in placed_edges(ranks, positions))
 
 
 def boundary_links(world_size: int, ranks_per_machine: int) -> frozenset[Link]:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 
 from trainmover.ccl import algorithms
-from trainmover.ccl.connection import tag_of
 from trainmover.ccl.engine import CallsOpen, Engine, EpochBroken, Steps
-from trainmover.ccl.walks import Group
+from trainmover.ccl.tags import tag_of
+from trainmover.ccl.view import Group
 from trainmover.errors import JobError, LinkError
 from trainmover.events.catalogue import SwitchAdopted
 from trainmover.topology.layout import guardian_of, ward_of

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainmover.ccl.walks import as_bytes
+from trainmover.ccl.view import as_bytes
 from trainmover.errors import ConfigError, JobError
 from trainmover.training import plainly, randomness
 

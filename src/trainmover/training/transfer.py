@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from trainmover.ccl.connection import Transfer, tag_of
+from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Steps
-from trainmover.ccl.walks import Group
+from trainmover.ccl.tags import tag_of
+from trainmover.ccl.view import Group
 from trainmover.training.state import tensor_bytes
 
 TAG = tag_of("state copy")

@@ -1,0 +1,66 @@
+"""Frame tags: which call a frame belongs to, so that ranks which call different things are told so.
+
+A tag is 32 bits: the call in the high byte, below it 24 bits that must be the same at both ends: a
+checksum of what the call was given, or a point-to-point message's own tag.
+"""
+
+from __future__ import annotations
+
+from trainmover.errors import LinkError
+
+
+class Mismatch(LinkError):
+    """Two ranks call different collectives."""
+
+    def __init__(self, peer: int, our_tag: int, our_length: int, tag: int, length: int) -> None:
+        self.peer, self.our_tag, self.tag = peer, our_tag, tag
+        super().__init__(
+            f"rank {peer} sends for another call than the one made here "
+            f"({describe_tag(tag)}, {length} bytes there; {describe_tag(our_tag)}, {our_length} bytes here)"
+        )
+
+
+CALLS: tuple[str, ...] = (
+    "none",
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "reduce",
+    "send/recv",
+    "barrier",
+    "vote",
+    "meeting",
+    "mirror",
+    "state copy",
+)
+"""Call names by the high byte of a frame's tag."""
+
+
+MESSAGE = "send/recv"
+_MESSAGE = CALLS.index(MESSAGE)
+
+
+def tag_of(call: str, detail: int = 0) -> int:
+    """A frame tag: the call in the high byte, 24 bits of detail (a checksum of its arguments)."""
+    return CALLS.index(call) << 24 | detail & 0xFFFFFF
+
+
+def message_tag(user_tag: int) -> int:
+    """The frame tag of a point-to-point message; torch's tag is in its low 24 bits."""
+    return tag_of(MESSAGE, user_tag)
+
+
+def is_message(tag: int) -> bool:
+    """True for a point-to-point message, False for a piece of a collective."""
+    return tag >> 24 == _MESSAGE
+
+
+def describe_tag(tag: int) -> str:
+    """The tag in words."""
+    index = tag >> 24
+    name = CALLS[index] if index < len(CALLS) else f"call {index}"
+    return f"{name} #{tag & 0xFFFFFF:06x}"

@@ -1,0 +1,152 @@
+"""A group as its walks see it: its members, the links to them, and staging memory for what they send.
+
+Two kinds: a :class:`Group` uses the links of its channel, which its topology names and a plan
+prepares; a :class:`PairGroup` reaches any member over a link that is made on demand.  Walks are written
+against the first and run over either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trainmover.ccl.connection import Transfer
+from trainmover.ccl.engine import Engine
+from trainmover.ccl.table import Slot
+from trainmover.errors import LinkError
+from trainmover.topology.links import Link, link, pair_link
+
+PIECE_BYTES = 512 * 1024
+"""Reductions move in pieces of this size; each link stages two of them."""
+
+WHOLE_BYTES = 16 * 1024
+"""Up to this size a reduction is exchanged whole."""
+
+
+PAIRS_BYTES = 8 * 1024 * 1024
+"""Pieces of a large group are smaller, so that one of every member fits into this."""
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a flat contiguous CPU tensor as writable bytes (no copy)."""
+    return memoryview(tensor.detach().view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy stubs
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group as its walks see it.
+
+    Attributes:
+        engine: who moves the bytes.
+        group, channel: name the links.
+        ranks: global ranks by group rank.
+        positions: machine position of each member, for the canonical bracketing.
+        me: own group rank.
+    """
+
+    engine: Engine
+    group: str
+    channel: str
+    ranks: tuple[int, ...]
+    positions: tuple[int, ...]
+    me: int
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    @property
+    def others(self) -> list[int]:
+        """The other members, starting after me so that not everybody starts with the same one."""
+        return [(self.me + i) % self.size for i in range(1, self.size)]
+
+    @property
+    def pairs(self) -> PairGroup:
+        """The same members, joined by links that are made on demand."""
+        return PairGroup(self.engine, self.group, self.channel, self.ranks, self.positions, self.me)
+
+    def slot(self, member: int) -> Slot:
+        """The link to a member."""
+        return self.engine.table.slot(link(self.group, self.channel, self.ranks[self.me], self.ranks[member]))
+
+    def send(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
+        """Start sending a tensor's bytes; the tensor must keep its content until it is done."""
+        return self.send_bytes(member, as_bytes(tensor), tag, tensor)
+
+    def send_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
+        """Start sending memory that ``keep`` owns."""
+        transfer = Transfer(view, tag, keep)
+        self.slot(member).connected.send(transfer)
+        self._go_on()
+        return transfer
+
+    def receive(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
+        """Post a tensor's memory for the next bytes from a member."""
+        return self.receive_bytes(member, as_bytes(tensor), tag, tensor)
+
+    def receive_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
+        """Post memory that ``keep`` owns for the next bytes from a member."""
+        transfer = Transfer(view, tag, keep)
+        self.slot(member).connected.receive(transfer)
+        self._go_on()
+        return transfer
+
+    def _go_on(self) -> None:
+        """End the walk when its own transfer has broken the epoch: its memory is the caller's again."""
+        if self.engine.broken:
+            raise LinkError("the epoch has broken")
+
+    @property
+    def piece_bytes(self) -> int:
+        """Reductions move in pieces of this size; from each member two of them are staged."""
+        return PIECE_BYTES
+
+    def scratch(self, member: int, like: torch.Tensor, count: int, half: int = 0) -> torch.Tensor:
+        """``count`` elements of the staging memory for what comes from a member (one of its two halves)."""
+        if not count:
+            return like.new_empty(0)
+        room = max(self.piece_bytes, WHOLE_BYTES)
+        view = self.staging(member, 2 * room)[half * room :]
+        return torch.frombuffer(view, dtype=like.dtype, count=count)
+
+    def staging(self, member: int, size: int) -> memoryview:
+        """Staging memory for what comes from a member; it outlives every connection."""
+        return self.slot(member).scratch(size)
+
+
+class PairGroup(Group):
+    """A group whose members reach each other over directed links, made when first needed.
+
+    Receives are matched by sender and tag, not by the order of the frames.
+    """
+
+    def send_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
+        transfer = Transfer(view, tag, keep)
+        self.engine.table.pairs.send(self._link(self.me, member), transfer)
+        self._go_on()
+        return transfer
+
+    def receive_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
+        transfer = Transfer(view, tag, keep)
+        self.engine.table.pairs.receive(self._link(member, self.me), transfer)
+        self._go_on()
+        return transfer
+
+    def receive_any(self, tensor: torch.Tensor, tag: int) -> Transfer:
+        """Post a tensor's memory for the next message of this tag, whoever sends it."""
+        transfer = Transfer(as_bytes(tensor), tag, tensor)
+        self.engine.table.pairs.receive_any([self._link(member, self.me) for member in self.others], transfer)
+        self._go_on()
+        return transfer
+
+    @property
+    def piece_bytes(self) -> int:
+        return max(WHOLE_BYTES, min(PIECE_BYTES, PAIRS_BYTES // self.size))
+
+    def staging(self, member: int, size: int) -> memoryview:
+        return self.engine.table.pairs.room(self.group, self.ranks[member], size)
+
+    def _link(self, sender: int, receiver: int) -> Link:
+        return pair_link(self.group, self.ranks[sender], self.ranks[receiver])
