@@ -1,7 +1,7 @@
 """TrainMover: replace a machine inside a running synchronous training job.
 
-``import trainmover`` is cheap and needs no torch; ``trainmover.join`` loads the training side
-on first use.
+``import trainmover`` is cheap and needs no torch; ``trainmover.join`` and
+``trainmover.register_backend`` load the torch side on first use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from trainmover.version import __version__
 if TYPE_CHECKING:
     from trainmover.training import Job, Step, join
 
-__all__ = ["Job", "Step", "__version__", "join"]
+__all__ = ["Job", "Step", "__version__", "join", "register_backend"]
+
+
+def register_backend() -> None:
+    """Make ``torch.distributed.init_process_group("trainmover", ...)`` work in any script."""
+    from trainmover.ccl.backend import register
+
+    register()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,88 @@
+"""Works: what torch's callers wait on.
+
+A Work is a Python subclass over a future, because the wrapper that torch offers for futures keeps
+their errors to itself in ``wait`` and cannot name the source of a message.  C++ callers (DDP,
+functional collectives) reach ``wait`` and ``get_future``; everything else is for Python callers.
+Torch 2.6 cannot wait for such a subclass from C++; there the wrapper is used.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.futures import Future
+
+from trainmover.errors import LinkError
+
+WRAPS_FUTURES = torch.__version__.startswith("2.6.")
+
+
+class TrainMoverWork(dist._Work):
+    """One call under way.
+
+    Args:
+        future: completes with the call; its value is what ``get_future`` promises.
+        call: the call's name, for messages.
+    """
+
+    def __init__(self, future: Future[Any], call: str) -> None:
+        super().__init__()
+        self._future = future
+        self._call = call
+        self.source = -1
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the call's end, and raise what it ended with.
+
+        Raises:
+            LinkError: the call failed, or did not end within the timeout.
+        """
+        if timeout is not None and timeout > timedelta(0) and not self._future.done():
+            ended = threading.Event()
+            self._future.add_done_callback(lambda _: ended.set())
+            if not ended.wait(timeout.total_seconds()):
+                raise LinkError(f"{self._call} did not end within {timeout.total_seconds():g} s")
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def is_completed(self) -> bool:
+        return bool(self._future.done())
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """The error that the call ended with, if it has."""
+        if not self._future.done():
+            return None
+        try:
+            self._future.value()
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            return error
+        return None
+
+    def result(self) -> Any:
+        """The outputs of a call that has ended."""
+        return self._future.value()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Group rank that a message from any source came from."""
+        return self.source
+
+    _source_rank = source_rank
+
+
+def work_of(future: Future[Any], call: str) -> dist.Work:
+    """The Work of a call whose end the future tells."""
+    return _create_work_from_future(future) if WRAPS_FUTURES else TrainMoverWork(future, call)
