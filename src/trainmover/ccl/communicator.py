@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -44,6 +45,9 @@ class Call:
         peer: group rank of the member that this rank sends to, where it is one.
         number: the how-many-th call of its group this is; set when it is carried out.
         result: what the walk returned.
+        value: what the future gives, where it is not the outputs.
+        device: the accelerator that the outputs are on; None for the CPU's memory.
+        stream: makes the accelerator's stream on which results are delivered the current one.
     """
 
     name: str
@@ -55,6 +59,9 @@ class Call:
     peer: int | None = None
     number: int = 0
     result: Any = None
+    value: Any = None
+    device: torch.device | None = None
+    stream: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def tag(self) -> int:
@@ -216,15 +223,16 @@ class Communicator:
     # -- calls ---------------------------------------------------------------------------------
 
     def run(self, name: str, call: Call, key: str | None = None) -> Future[Any]:
-        """Carry a call out; the future's value is the list of output tensors."""
+        """Carry a call out; the future's value is the list of output tensors, or ``call.value``."""
         info = self.groups[name]
         info.calls += 1
         call.number = info.calls
         info.sends_to.update(algorithms.on_demand(call.name, len(info.ranks), call.peer))
-        future: Future[Any] = Future()
+        # The future of a call on an accelerator notes where its streams are when it is completed.
+        future: Future[Any] = Future() if call.device is None else Future(devices=[call.device])
         if self.player is not None:
             self.player.play(name, call)
-            future.set_result(call.outputs)
+            self._deliver(call, future)
         elif self.swallowing:
             self._unanswered(info, call, future, self.engine.reason)
         elif len(info.ranks) == 1:
@@ -248,11 +256,16 @@ class Communicator:
 
     def _finish(self, name: str, call: Call, future: Future[Any], result: Any = None) -> None:
         call.result = result
-        if call.after is not None:
-            call.after()
-        if self.tap is not None:
-            self.tap.saw(name, call)
-        future.set_result(call.outputs)
+        with call.stream():
+            if call.after is not None:
+                call.after()
+            if self.tap is not None:
+                self.tap.saw(name, call)
+            self._deliver(call, future)
+
+    @staticmethod
+    def _deliver(call: Call, future: Future[Any]) -> None:
+        future.set_result(call.outputs if call.value is None else call.value)
 
     def _unanswered(self, info: GroupInfo, call: Call, future: Future[Any], reason: str) -> None:
         info.swallowed += 1
@@ -262,5 +275,6 @@ class Communicator:
             error.__cause__ = self.engine.fatal
             future.set_exception(error)
             return
-        call.swallow()
-        future.set_result(call.outputs)
+        with call.stream():
+            call.swallow()
+            self._deliver(call, future)
