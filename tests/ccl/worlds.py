@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -166,7 +166,11 @@ class World:
 
     def plan(self, rank: int, epoch: int, links: Iterable[Link] = ()) -> Plan:
         """What an epoch needs of a rank."""
-        peers = tuple(member.peer for member in self.members)
+        here = rank // self.ranks_per_machine
+        peers = {
+            member.rank: replace(member.peer, beside=member.rank // self.ranks_per_machine == here)
+            for member in self.members
+        }
         wanted = self[rank].comm.links() | frozenset(links)
         return Plan(epoch, rank, peers, wanted, LIMIT)
 

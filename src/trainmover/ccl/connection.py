@@ -19,6 +19,7 @@ from collections import deque
 from typing import Protocol
 
 from trainmover.ccl import frames
+from trainmover.ccl.shared import Window
 from trainmover.ccl.tags import Mismatch
 from trainmover.errors import LinkError
 
@@ -113,6 +114,8 @@ class Connection:
         self.peer_said_bye = False
         self.fault: LinkError | None = None
         """How the peer broke the protocol, once it has."""
+        self.window: Window | None = None
+        """What the peer lets us see of its memory, when it is beside us."""
         self.matcher: Matcher | None = None
         """Where receives are posted, instead of here in the order of the frames."""
         self._listener = listener
@@ -156,6 +159,7 @@ class Connection:
         if not self.closed:
             self.closed = True
             self.sock.close()
+        self.window = None
         self._out.clear()
         self._posted.clear()
         self._target = None

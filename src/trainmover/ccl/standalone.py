@@ -20,7 +20,7 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ class Standalone:
         self.communicator = Communicator(
             self._engine, rank, world_size, 1, limit, positions=self._positions, on_broken="raise"
         )
-        own = Address(Peer(table.host, table.port, table.life), machine_identity())
+        self._machine = machine_identity()
+        own = Address(Peer(table.host, table.port, table.life), self._machine)
         store.set(self._key(rank), own.encode())
         plan = Plan(EPOCH, rank, self._peers, frozenset(), limit)
         self._engine.adopt(plan)
@@ -106,7 +107,8 @@ class Standalone:
                     "every rank of a group must make it"
                 ) from error
             address = Address.decode(self._store.get(self._key(rank)))
-            self._peers[rank] = address.peer
+            beside = address.machine == self._machine
+            self._peers[rank] = replace(address.peer, beside=beside)
             self._positions[rank] = self._machines.setdefault(address.machine, len(self._machines))
 
     def close(self) -> None:

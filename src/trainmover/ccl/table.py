@@ -6,61 +6,35 @@ links are not touched.  Phase 2, *swap*: the entries of the table are pointed at
 put aside, the old ones are closed.  A slot keeps its staging memory through a swap, so a switch
 needs no new buffers.
 
-All state belongs to the engine's thread; connecting and shaking hands happens on connector
-threads, which hand finished sockets over.
+All state belongs to the engine's thread; connecting and shaking hands is the business of
+:mod:`trainmover.ccl.connectors`, whose threads hand finished connections over.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trainmover.ccl.connection import Connection
-from trainmover.ccl.handshake import Hello, accept, dial
+from trainmover.ccl.connectors import Arrival, Connectors, new_life
+from trainmover.ccl.handshake import Hello
 from trainmover.ccl.pairs import Pairs
-from trainmover.errors import LinkError, TrainMoverError
+from trainmover.ccl.plan import Peer, Plan
+from trainmover.ccl.shared import Window
+from trainmover.errors import LinkError
 from trainmover.topology.links import Link
 
 if TYPE_CHECKING:
     from trainmover.ccl.engine import Engine
 
+__all__ = ["LinkTable", "Peer", "Plan", "Slot", "new_life"]
+
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 5.0
-"""Limit of one attempt to connect and shake hands."""
 RETRY_SECONDS = 0.05
-CONNECTORS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Where a rank's process listens, and which process that is."""
-
-    host: str
-    port: int
-    life: str
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one epoch needs of this rank: its links and where the ranks at their other ends are."""
-
-    epoch: int
-    rank: int
-    peers: Mapping[int, Peer]
-    links: frozenset[Link]
-    limit: float = 60.0
-
-    def life_of(self, link: Link) -> str:
-        """The process at the other end of one of this rank's links."""
-        return self.peers[link.other(self.rank)].life
 
 
 @dataclass(slots=True)
@@ -106,7 +80,6 @@ class LinkTable:
 
     def __init__(self, job: str, life: str, secret: bytes, host: str) -> None:
         self.job, self.life = job, life
-        self._secret = secret
         self._slots: dict[Link, Slot] = {}
         self._aside: dict[tuple[Link, str], tuple[int, Connection]] = {}
         self._pending: dict[int, _Pending] = {}
@@ -114,10 +87,15 @@ class LinkTable:
         self._engine: Engine | None = None
         self._current_plan: Plan | None = None
         self.pairs = Pairs(self._connection_of, self._reach)
-        self._listener = socket.create_server((host, 0), backlog=1024)
-        self._listener.setblocking(False)
-        self.host, self.port = host, int(self._listener.getsockname()[1])
-        self._connectors = ThreadPoolExecutor(CONNECTORS, thread_name_prefix="trainmover-connect")
+        self._connectors = Connectors(
+            job,
+            life,
+            secret,
+            host,
+            epoch=lambda: self.engine.epoch,
+            hand_over=lambda action: self.engine.call(action),  # noqa: PLW0108 - the engine comes later
+        )
+        self.host, self.port = self._connectors.host, self._connectors.port
         self._closed = False
 
     # -- engine's thread -----------------------------------------------------------------------
@@ -125,7 +103,8 @@ class LinkTable:
     def attach(self, engine: Engine) -> None:
         """Tie the table to its engine (once, before the engine's thread runs)."""
         self._engine = engine
-        engine.watch_socket(self._listener.fileno())
+        for fd in self._connectors.files():
+            engine.watch_socket(fd)
 
     @property
     def engine(self) -> Engine:
@@ -148,6 +127,10 @@ class LinkTable:
         """Connections of the current epoch's links."""
         found = [slot.connection for slot in self._slots.values() if slot.connection is not None]
         return [connection for connection in found if not connection.closed]
+
+    def window(self, group: str) -> Window:
+        """This process's own window in a group."""
+        return self._connectors.windows.own(group)
 
     def staging_bytes(self) -> int:
         """Bytes of staging memory held by all slots."""
@@ -213,6 +196,7 @@ class LinkTable:
         """Close every link of a group (it was destroyed)."""
         self.pairs.forget(group)
         self.drop([link for link in self._slots if link.group == group])
+        self._connectors.windows.drop(group)
 
     def install(self, plan: Plan) -> None:
         """Add the plan's links to the current epoch (a new group), without ending any other."""
@@ -267,8 +251,7 @@ class LinkTable:
     def close(self) -> None:
         """Close everything."""
         self._closed = True
-        self._connectors.shutdown(wait=False, cancel_futures=True)
-        self._listener.close()
+        self._connectors.close()
         for connection in [*self.connections(), *(aside for _, aside in self._aside.values())]:
             self._discard(connection)
         self._slots.clear()
@@ -276,7 +259,7 @@ class LinkTable:
 
     def join(self) -> None:
         """Wait for the connector threads of a closed table (from another thread than the engine's)."""
-        self._connectors.shutdown(wait=True)
+        self._connectors.join()
 
     # -- phase 1 -------------------------------------------------------------------------------
 
@@ -320,7 +303,7 @@ class LinkTable:
         key = link, plan.life_of(link)
         if key not in self._dialling:
             self._dialling.add(key)
-            self._connectors.submit(self._dial, plan, link)
+            self._connectors.dial(plan, link, lambda found, reason: self._dialled(plan, link, found, reason))
 
     def _reach(self, link: Link) -> None:
         """Begin to make a link that is needed in the current epoch and no topology names."""
@@ -336,15 +319,13 @@ class LinkTable:
         slot = self._slots.get(link)
         return None if slot is None or slot.connection is None or slot.connection.closed else slot.connection
 
-    def _dialled(self, plan: Plan, link: Link, sock: socket.socket | None, reason: str) -> None:
-        peer = plan.peers[link.other(plan.rank)]
-        self._dialling.discard((link, peer.life))
-        if self._closed:
-            if sock is not None:
-                sock.close()
+    def _dialled(self, plan: Plan, link: Link, found: Arrival | None, reason: str) -> None:
+        life = plan.life_of(link)
+        self._dialling.discard((link, life))
+        if found is not None:
+            self._put_aside(link, link.other(plan.rank), life, plan.epoch, found)
             return
-        if sock is not None:
-            self._put_aside(link, link.other(plan.rank), peer, plan.epoch, sock)
+        if self._closed:
             return
         if self.pairs.wants(link) and plan is self._current_plan:
             self.engine.later(RETRY_SECONDS, lambda: self._reach_again(link))
@@ -353,21 +334,25 @@ class LinkTable:
         if pending is not None and time.monotonic() - pending.started > plan.limit:
             log.warning("gave up on link %s of epoch %d: %s", link, plan.epoch, reason)
             return
-        if self._wanted_by_others(link, peer.life):
+        if self._wanted_by_others(link, life):
             log.debug("link %s of epoch %d: %s; trying again", link, plan.epoch, reason)
             self.engine.later(RETRY_SECONDS, self._ensure_all)
 
-    def _put_aside(self, link: Link, rank: int, peer: Peer, epoch: int, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        connection = Connection(sock, rank, peer.life, self.engine)
+    def _put_aside(self, link: Link, rank: int, life: str, epoch: int, found: Arrival) -> None:
+        if self._closed:
+            found.sock.close()
+            return
+        found.sock.setblocking(False)
+        connection = Connection(found.sock, rank, life, self.engine)
+        connection.window = found.window
         if link.on_demand and epoch <= self.engine.epoch:
             self.engine.watch(connection)
             self._install(link, connection)
             return
-        old = self._aside.pop((link, peer.life), None)
+        old = self._aside.pop((link, life), None)
         if old is not None:
             self._discard(old[1], over=True)
-        self._aside[link, peer.life] = (epoch, connection)
+        self._aside[link, life] = (epoch, connection)
         self.engine.watch(connection)
         self._ensure_all()
 
@@ -382,62 +367,10 @@ class LinkTable:
             connection.close()
         return 1
 
-    # -- connector threads ---------------------------------------------------------------------
-
-    def _dial(self, plan: Plan, link: Link) -> None:
-        peer = plan.peers[link.other(plan.rank)]
-        sock, reason = None, ""
-        try:
-            sock = socket.create_connection((peer.host, peer.port), CONNECT_SECONDS)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            dial(sock, Hello(self.job, link, plan.epoch, plan.rank, self.life, peer.life), self._secret)
-        except (OSError, TrainMoverError) as error:
-            reason = str(error)
-            if sock is not None:
-                sock.close()
-                sock = None
-        finished = sock
-        if not self.engine.call(lambda: self._dialled(plan, link, finished, reason)) and finished:
-            finished.close()
-
     def socket_ready(self, fd: int) -> None:
-        """The listener has somebody at the door (engine's thread)."""
-        if self._closed or fd != self._listener.fileno():
-            return
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                sock, _ = self._listener.accept()
-                self._connectors.submit(self._hear, sock)
+        """Somebody is at one of the doors (engine's thread)."""
+        if not self._closed:
+            self._connectors.at_door(fd, self._heard)
 
-    def _hear(self, sock: socket.socket) -> None:
-        try:
-            sock.settimeout(CONNECT_SECONDS)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = accept(sock, self._secret, self._refusal)
-        except (OSError, TrainMoverError) as error:
-            log.info("a connection was not accepted: %s", error)
-            sock.close()
-            return
-        if not self.engine.call(lambda: self._heard(hello, sock)):
-            sock.close()
-
-    def _refusal(self, hello: Hello) -> str | None:
-        if hello.job != self.job:
-            return f"this is job {self.job}, not {hello.job}"
-        if hello.receiver_life != self.life:
-            return "the process that was dialled is gone; this is another one"
-        if hello.epoch < self.engine.epoch:
-            return f"epoch {hello.epoch} is over; this is epoch {self.engine.epoch}"
-        return None
-
-    def _heard(self, hello: Hello, sock: socket.socket) -> None:
-        if self._closed:
-            sock.close()
-            return
-        peer = Peer("", 0, hello.sender_life)
-        self._put_aside(hello.link, hello.sender, peer, hello.epoch, sock)
-
-
-def new_life(machine: str, slot: int) -> str:
-    """A name for this process that no other process has."""
-    return f"{machine}.{slot}.{os.getpid()}.{os.urandom(4).hex()}"
+    def _heard(self, hello: Hello, found: Arrival) -> None:
+        self._put_aside(hello.link, hello.sender, hello.sender_life, hello.epoch, found)

@@ -60,7 +60,7 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
         for member in group.others
         for a, b in piece[member]
     ]
-    yield from _own_slice(group, flat, flat, bounds[group.me], combine, tag, share=True)
+    sends += yield from _own_slice(group, flat, flat, bounds[group.me], combine, tag, share=True)
     results = [
         group.receive(member, flat[a:b], tag)
         for member in group.others
@@ -86,7 +86,11 @@ def _own_slice(
     *,
     share: bool,
 ) -> Steps:
-    """Receive the others' parts of my slice, piece by piece, and combine them into ``target``."""
+    """Receive the others' parts of my slice, piece by piece, and combine them into ``target``.
+
+    Returns the transfers that share it. They are not waited for here: the others may have to receive
+    before they can go out, as each of us does.
+    """
     todo = list(pieces(*bounds, source.element_size(), group.piece_bytes))
     posted: list[dict[int, tuple[torch.Tensor, Transfer]]] = []
 
@@ -108,7 +112,7 @@ def _own_slice(
         combine_in_place(group, parts, combine, target[a:b])
         if share:
             shared += [group.send(member, target[a:b], tag) for member in group.others]
-    yield shared
+    return shared
 
 
 def _all_reduce_whole(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:

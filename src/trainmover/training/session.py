@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import replace
 
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.connection import Connection
@@ -236,7 +237,10 @@ class Session:
         links = Order(event, layout, None).state_links()
         mine = {item for item in links if rank in (item.low, item.high)}
         wanted = self.communicator.links() | mine
-        plan = Plan(event.epoch, rank, self._peers(event), wanted, event.limit_seconds)
+        peers = self._peers(event)
+        for other in peers.keys() & set(layout.ranks_of(self.env.machine)):
+            peers[other] = replace(peers[other], beside=True)
+        plan = Plan(event.epoch, rank, peers, wanted, event.limit_seconds)
         if not self.orders.add(Order(event, layout, plan)):
             return
 
