@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from tests.ccl.worlds import LIMIT, sum_call, wait_until
-from trainmover.ccl.tags import tag_of
 from trainmover.ccl.engine import Steps
+from trainmover.ccl.tags import tag_of
 from trainmover.errors import DecodeError, JobError, LinkError
 from trainmover.events.catalogue import (
     Event,
@@ -467,9 +467,22 @@ class Cluster:
             rank.end()
 
 
+def at(rank: Rank, index: int, where: str, action: Callable[[], None]) -> threading.Event:
+    """Do something once in a rank's step; the event tells when it has been done."""
+    done = threading.Event()
+
+    def hook(step: Step, place: str) -> None:
+        if step == index and place == where and not done.is_set():
+            done.set()
+            action()
+
+    rank.hook = hook
+    return done
+
+
 def released(rank: Rank) -> bool:
     """True when the rank's machine has left in good order."""
     return isinstance(rank.error, Released)
 
 
-__all__ = ["Cluster", "JobError", "Rank", "released", "undisturbed"]
+__all__ = ["Cluster", "JobError", "Rank", "at", "released", "undisturbed"]

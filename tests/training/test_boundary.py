@@ -3,55 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.ccl.conftest import engines
 from tests.ccl.worlds import LIMIT, wait_until
-from tests.training.clusters import Cluster, Rank, released
+from tests.training.clusters import at, released
+from tests.training.conftest import MakeCluster
 from trainmover.errors import JobError
 from trainmover.events.catalogue import LinkBroken, TrainingResumed, TrainingStarted
-from trainmover.training.job import Step
 from trainmover.training.session import Order
-
-MakeCluster = Callable[..., Cluster]
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeCluster]:
-    """Makes clusters in epoch 1; all end with the test."""
-    for name in ("RANK", "ROLE_RANK", "GROUP_RANK"):
-        monkeypatch.setenv(name, "0")
-    made: list[Cluster] = []
-    before = engines()
-    with TemporaryDirectory() as folder:
-
-        def make(machines: int = 3, steps: int = 6, ranks_per_machine: int = 1) -> Cluster:
-            place = Path(folder) / str(len(made))
-            place.mkdir()
-            made.append(Cluster(place, machines, steps, ranks_per_machine))
-            return made[-1]
-
-        yield make
-        for item in made:
-            item.end()
-        wait_until(lambda: engines() <= before, "engine threads end")
-
-
-def at(rank: Rank, index: int, where: str, action: Callable[[], None]) -> threading.Event:
-    """Do something once in a rank's step; the event tells when it has been done."""
-    done = threading.Event()
-
-    def hook(step: Step, place: str) -> None:
-        if step == index and place == where and not done.is_set():
-            done.set()
-            action()
-
-    rank.hook = hook
-    return done
 
 
 def test_an_undisturbed_run(cluster: MakeCluster) -> None:

@@ -12,11 +12,13 @@ The communicator also knows the process's groups, for the links they need.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -28,7 +30,23 @@ from trainmover.ccl.table import Plan
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
 from trainmover.errors import LinkError
-from trainmover.topology.links import COLLECTIVE, Link, boundary_links, pair_link, placed_links
+from trainmover.topology.links import (
+    BOUNDARY,
+    COLLECTIVE,
+    WORLD,
+    Link,
+    link,
+    links_in,
+    pair_link,
+    placed_links,
+)
+from trainmover.topology.members import Listed, Row, boundary_partners, members_of
+
+log = logging.getLogger(__name__)
+
+
+LOOK_SECONDS = 0.05
+"""How often a rank that waits for a new group's links looks whether the epoch has broken."""
 
 
 @dataclass
@@ -101,6 +119,10 @@ class GroupInfo:
     swallowed: int = 0
     calls: int = 0
     sends_to: set[int] = field(default_factory=set)
+    members: Row | Listed = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.members = members_of(self.ranks)
 
 
 class Communicator:
@@ -161,6 +183,8 @@ class Communicator:
     def add_group(self, name: str, ranks: tuple[int, ...]) -> GroupInfo:
         """Make a process group: its links too, when this rank is live in an epoch.
 
+        In a broken epoch there is nobody to connect to; the next epoch makes the links.
+
         Raises:
             LinkError: its links could not be made within 60 s.
         """
@@ -169,7 +193,11 @@ class Communicator:
         info = self.groups[name] = GroupInfo(name, ranks)
         links = self._links_of(info)
         if self.plan is not None and self.player is None and links:
-            self._connect(self.plan, info, links)
+            try:
+                self._connect(self.plan, info, links)
+            except LinkError:
+                self.remove_group(name)
+                raise
         return info
 
     def remove_group(self, name: str) -> None:
@@ -180,17 +208,48 @@ class Communicator:
 
     def links(self) -> frozenset[Link]:
         """Every lasting link of this rank: the boundary's and its groups'."""
-        found = set(self._mine(boundary_links(self.world_size, self.ranks_per_machine)))
-        for info in self.groups.values():
+        others = boundary_partners(self.rank, self.world_size, self.ranks_per_machine)
+        found = {link(WORLD, BOUNDARY, self.rank, other) for other in others}
+        for info in list(self.groups.values()):
             found |= self._links_of(info)
         return frozenset(found)
 
+    def still_wanted(self, plan: Plan) -> Plan:
+        """A coming epoch's plan without the links of groups that were destroyed since it was made."""
+        links = frozenset(item for item in plan.links if item.group == WORLD or item.group in self.groups)
+        return replace(plan, links=links)
+
+    def as_of_now(self, plan: Plan) -> Plan:
+        """A coming epoch's plan with the groups that there are at the boundary, where it is entered.
+
+        A group that was made while the epoch was prepared keeps its links to the processes that stay.
+        It has none to a newcomer, whose own plan does not know it either.
+        """
+        wanted = self.still_wanted(plan)
+        if self.plan is None:
+            return wanted
+        new = {item for item in self.links() - plan.links if not item.on_demand}
+        kept = {item for item in new if plan.life_of(item) == self.plan.life_of(item)}
+        for item in sorted(new - kept):
+            log.warning(
+                "rank %d: link %s has no connection: its group was made while rank %d was being replaced",
+                self.rank,
+                item,
+                item.other(self.rank),
+            )
+        return replace(wanted, links=wanted.links | kept)
+
     def _links_of(self, info: GroupInfo) -> frozenset[Link]:
         """A group's links at this rank; not kept, because a promotion changes the rank."""
-        lasting = self._mine(placed_links(info.name, COLLECTIVE, info.ranks, self._places(info.ranks)))
+        if self.rank not in info.members:
+            return frozenset()
+        if self.positions is None:
+            lasting = links_in(info.name, COLLECTIVE, info.members, self.rank, self.ranks_per_machine)
+        else:
+            lasting = self._mine(placed_links(info.name, COLLECTIVE, info.ranks, self._places(info.ranks)))
         return lasting | {
             pair_link(info.name, self.rank, info.ranks[member])
-            for member in info.sends_to
+            for member in tuple(info.sends_to)
             if info.ranks[member] != self.rank
         }
 
@@ -208,8 +267,14 @@ class Communicator:
         ready = threading.Event()
         table = self.engine.table
         self.engine.call(lambda: table.extend(plan, lambda *_: ready.set()))
-        if not ready.wait(plan.limit):
+        until = time.monotonic() + plan.limit
+        while not ready.wait(LOOK_SECONDS):
+            late = time.monotonic() > until
+            if not late and not self.engine.broken:
+                continue
             self.engine.call(lambda: table.abandon(plan.epoch))
+            if not late:
+                return
             raise LinkError(
                 f"rank {self.rank}: the links of process group {info.name!r} (ranks {info.ranks}) were not "
                 f"made within {plan.limit:g} s; every rank must create the same groups in the same order"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from trainmover.ccl.connection import Connection
@@ -193,10 +193,15 @@ class LinkTable:
                 self._discard(slot.connection, over=True)
 
     def drop_group(self, group: str) -> None:
-        """Close every link of a group (it was destroyed)."""
+        """Close every link of a group (it was destroyed), and wait for none of it in a coming epoch."""
         self.pairs.forget(group)
+        for item in self._pending.values():
+            gone = {link for link in item.plan.links if link.group == group}
+            item.kept -= sum(self._current(item.plan, link) for link in gone)
+            item.plan = replace(item.plan, links=item.plan.links - gone)
         self.drop([link for link in self._slots if link.group == group])
         self._connectors.windows.drop(group)
+        self._ensure_all()
 
     def install(self, plan: Plan) -> None:
         """Add the plan's links to the current epoch (a new group), without ending any other."""

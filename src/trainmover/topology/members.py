@@ -66,6 +66,10 @@ class Row:
         """All of them."""
         return tuple(range(self.first, self.first + self.stride * self.size, self.stride))
 
+    def __contains__(self, rank: int) -> bool:
+        index, rest = divmod(rank - self.first, self.stride)
+        return rest == 0 and 0 <= index < self.size
+
     def rank(self, index: int) -> int:
         return self.first + index * self.stride
 
@@ -122,13 +126,20 @@ class Listed:
     def size(self) -> int:
         return len(self.ranks)
 
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._indexes
+
     def rank(self, index: int) -> int:
         return self.ranks[index]
 
     def index(self, rank: int) -> int:
+        return self._indexes[rank]
+
+    @property
+    def _indexes(self) -> dict[int, int]:
         if self._index is None:
             self._index = {rank: index for index, rank in enumerate(self.ranks)}
-        return self._index[rank]
+        return self._index
 
     def cells(self, ranks_per_machine: int) -> int:
         self._divide(ranks_per_machine)
@@ -154,6 +165,14 @@ class Listed:
                 self._cells.append([])
             self._cell_of.append((cell, len(self._cells[cell])))
             self._cells[cell].append(index)
+
+
+def members_of(ranks: Sequence[int]) -> Row | Listed:
+    """A group given by its ranks: a row where they are equally spaced, else a list."""
+    first, stride = (ranks[0], ranks[1] - ranks[0]) if len(ranks) > 1 else (*ranks, 1)
+    if stride > 0 and tuple(ranks) == tuple(range(first, first + stride * len(ranks), stride)):
+        return Row(first, stride, len(ranks))
+    return Listed(ranks)
 
 
 def tree_partners(size: int, part: int) -> Iterator[int]:

@@ -189,8 +189,9 @@ class Session:
         """Enter an order's epoch; it is broken at once when it was given up meanwhile."""
         if order.plan is None:
             raise JobError(f"rank {self.rank} has no place in epoch {order.epoch}")
-        counts = self.engine.adopt(order.plan)
-        self.communicator.plan = order.plan
+        plan = self.communicator.as_of_now(order.plan)
+        counts = self.engine.adopt(plan)
+        self.communicator.plan = plan
         self.orders.forget_before(order.epoch)
         if self.orders.is_aborted(order.epoch):
             self.engine.break_epoch(order.epoch, f"epoch {order.epoch} was given up", told=True)
@@ -257,8 +258,9 @@ class Session:
                 )
             )
 
-        table = self.engine.table
-        self.engine.call(lambda: table.prepare(plan, ready))
+        table, communicator = self.engine.table, self.communicator
+        # A group may be destroyed between here and there.
+        self.engine.call(lambda: table.prepare(communicator.still_wanted(plan), ready))
 
     def _peers(self, event: SwitchPrepare) -> dict[int, Peer]:
         """Where the ranks are: all that the order says, on top of what this rank knows already."""
