@@ -24,8 +24,11 @@ class BusError(TrainMoverError):
     """The message bus refused or did not answer within its limit."""
 
 
-class LinkError(TrainMoverError):
-    """A link between two ranks could not be made, or a peer broke its protocol."""
+class LinkError(TrainMoverError, RuntimeError):
+    """A link between two ranks could not be made, a peer broke its protocol, or a call cannot be made so.
+
+    It is a RuntimeError too, because that is what torch's own back ends raise.
+    """
 
 
 class JobError(TrainMoverError):

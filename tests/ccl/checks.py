@@ -305,7 +305,7 @@ def refusals(rank: int, size: int) -> Any:
     for action in (
         lambda: dist.all_gather_into_tensor(torch.zeros(2), torch.zeros(7)),
         lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(7)),
-        lambda: dist.all_reduce(torch.zeros(2), dist._make_nccl_premul_sum(2.0)),
+        lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BAND),
     ):
         try:
             action()

@@ -19,6 +19,7 @@ Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 _OPERATIONS: dict[str, Combine] = {
     "SUM": lambda left, right, out: torch.add(left, right, out=out),
     "AVG": lambda left, right, out: torch.add(left, right, out=out),
+    "PREMUL_SUM": lambda left, right, out: torch.add(left, right, out=out),
     "PRODUCT": lambda left, right, out: torch.mul(left, right, out=out),
     "MIN": lambda left, right, out: torch.minimum(left, right, out=out),
     "MAX": lambda left, right, out: torch.maximum(left, right, out=out),

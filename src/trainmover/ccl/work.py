@@ -14,27 +14,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import Work, _create_work_from_future
 from torch.futures import Future
 
+from trainmover.ccl.communicator import Call
 from trainmover.errors import LinkError
 
 WRAPS_FUTURES = torch.__version__.startswith("2.6.")
 
 
-class TrainMoverWork(dist._Work):
+class TrainMoverWork(Work):
     """One call under way.
 
     Args:
         future: completes with the call; its value is what ``get_future`` promises.
-        call: the call's name, for messages.
+        call: the call, or None for several that are waited for together.
     """
 
-    def __init__(self, future: Future[Any], call: str) -> None:
+    def __init__(self, future: Future[Any], call: Call | None = None) -> None:
         super().__init__()
         self._future = future
         self._call = call
-        self.source = -1
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the call's end, and raise what it ended with.
@@ -46,7 +46,8 @@ class TrainMoverWork(dist._Work):
             ended = threading.Event()
             self._future.add_done_callback(lambda _: ended.set())
             if not ended.wait(timeout.total_seconds()):
-                raise LinkError(f"{self._call} did not end within {timeout.total_seconds():g} s")
+                name = "a call" if self._call is None else f"{self._call.name} ({self._call.detail})"
+                raise LinkError(f"{name} did not end within {timeout.total_seconds():g} s")
         self._future.wait()
         return True
 
@@ -77,12 +78,13 @@ class TrainMoverWork(dist._Work):
         self.wait()
 
     def source_rank(self) -> int:
-        """Group rank that a message from any source came from."""
-        return self.source
+        """Group rank that a message from any source came from; -1 where nobody said."""
+        found = None if self._call is None else self._call.result
+        return found if isinstance(found, int) else -1
 
     _source_rank = source_rank
 
 
-def work_of(future: Future[Any], call: str) -> dist.Work:
+def work_of(future: Future[Any], call: Call | None = None) -> dist.Work:
     """The Work of a call whose end the future tells."""
     return _create_work_from_future(future) if WRAPS_FUTURES else TrainMoverWork(future, call)
