@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import re
 import threading
 import time
@@ -12,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.ccl.conftest import MakeWorld, engines
+from tests.ccl.conftest import MakeWorld
 from tests.ccl.worlds import (
     GROUP,
     LIMIT,
@@ -30,7 +28,7 @@ from trainmover.ccl import frames, walks
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.engine import EpochBroken
 from trainmover.ccl.table import Peer, Plan
-from trainmover.ccl.tags import Mismatch, tag_of
+from trainmover.ccl.tags import tag_of
 from trainmover.topology.links import link
 
 LARGE = 8_000_000
@@ -307,35 +305,6 @@ def test_garbage_breaks_only_the_epoch(world: MakeWorld) -> None:
     assert made[2].connections() == before
 
 
-def test_different_collectives_are_named_on_both_sides(world: MakeWorld) -> None:
-    """Two ranks that call different things get an error with both names, which no epoch can mend."""
-    made = world(2)
-    tensor, other = torch.ones(4), torch.ones(4)
-
-    def broadcast(group: walks.Group, tag: int) -> object:
-        return walks.broadcast(group, other, 1, tag)
-
-    first = made[0].all_reduce(tensor)
-    second = made[1].start(Call("broadcast", "4 x float32, root 1", [other], True, broadcast))
-    done_within([first, second], PROMPT)
-    wait_until(lambda: made[0].engine.fatal is not None, "fatal")
-    assert isinstance(made[0].engine.fatal, Mismatch)
-    assert "all_reduce" in str(made[0].engine.fatal)
-    assert "broadcast" in str(made[0].engine.fatal)
-    assert "rank 1" in str(made[0].engine.fatal)
-
-
-def test_the_same_collective_of_different_sizes_is_named(world: MakeWorld) -> None:
-    """Two ranks whose tensors differ in size get an error with both sizes."""
-    made = world(2)
-    futures = [made[0].all_reduce(torch.ones(4)), made[1].all_reduce(torch.ones(5))]
-    done_within(futures, PROMPT)
-    wait_until(lambda: any(member.engine.fatal for member in made.members), "fatal")
-    text = " ".join(str(member.engine.fatal) for member in made.members)
-    assert "20 bytes" in text
-    assert "16 bytes" in text
-
-
 def test_leaving_in_good_order_breaks_nothing(world: MakeWorld) -> None:
     """A rank that says BYE and closes is no failure for those who need nothing more from it."""
     made = world(3)
@@ -449,30 +418,3 @@ def test_a_stopped_engine_hangs_nobody(world: MakeWorld) -> None:
     with pytest.raises(EpochBroken, match="the engine has stopped"):
         made[0].engine.ask(lambda: None)
     made[0].stop()
-
-
-def test_thirty_switches_leak_nothing(world: MakeWorld) -> None:
-    """Thirty abrupt losses and replacements leave as many descriptors and threads as the first one."""
-    made = world(3)
-
-    def lose(rank: int) -> None:
-        futures, _ = in_flight(made, [r for r in range(3) if r != rank], 4)
-        made[rank].kill()
-        done_within(futures, PROMPT)
-        made.replace(rank)
-        made.gone.clear()
-        made.switch()
-        made.check()
-
-    for rank in range(3):
-        lose(rank)
-    gc.collect()
-    staging = [member.table.staging_bytes() for member in made.members]
-    wait_until(lambda: len(engines()) <= 3 * 9, "old threads end")
-    files = len(os.listdir("/proc/self/fd"))
-    for number in range(27):
-        lose(number % 3)
-    gc.collect()
-    wait_until(lambda: len(engines()) <= 3 * 9, "old threads end")
-    assert len(os.listdir("/proc/self/fd")) <= files
-    assert [member.table.staging_bytes() for member in made.members] == staging

@@ -72,8 +72,8 @@ class Listener(Protocol):
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """The connection ended or its peer broke the protocol (see ``connection.fault``)."""
 
-    def break_received(self, connection: Connection, epoch: int) -> None:
-        """The peer says that its epoch is broken."""
+    def break_received(self, connection: Connection, epoch: int, tags: tuple[int, int]) -> None:
+        """The peer says that its epoch is broken: for what we have called (its tag, ours), or (0, 0)."""
 
     def interest_changed(self, connection: Connection) -> None:
         """``wants_read`` or ``wants_write`` may have changed."""
@@ -196,12 +196,12 @@ class Connection:
             data.append(transfer.view)
         self._queue(_Out(data, epoch, transfer))
 
-    def signal(self, kind: int) -> None:
-        """Queue a BREAK or a BYE."""
+    def signal(self, kind: int, tags: tuple[int, int] = (0, 0)) -> None:
+        """Queue a BREAK or a BYE; ``tags``: what we and the peer have called, where that breaks the epoch."""
         if kind == frames.BYE:
             self.said_bye = True
         epoch = self._listener.epoch
-        self._queue(_Out([memoryview(frames.pack(kind, epoch))], epoch, None))
+        self._queue(_Out([memoryview(frames.pack(kind, epoch, tags[1], tags[0]))], epoch, None))
 
     def _queue(self, item: _Out) -> None:
         if self.closed:
@@ -345,7 +345,7 @@ class Connection:
         if frame.kind == frames.BYE:
             self.peer_said_bye = True
         elif frame.kind == frames.BREAK:
-            self._listener.break_received(self, frame.epoch)
+            self._listener.break_received(self, frame.epoch, (frame.tag, frame.sequence))
         else:
             self._frame, self._fill = frame, 0
         return True

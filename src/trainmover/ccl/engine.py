@@ -279,7 +279,8 @@ class Engine:
             result = stop.value
         except LinkError as error:
             if isinstance(error, Mismatch):
-                self.fatal = error
+                self._mismatch(error)
+                return
             self._break(f"{walk.label}: {error}", None)
             return
         except Exception as error:
@@ -315,6 +316,15 @@ class Engine:
         self.later(LIMIT_CHECK_SECONDS, self._check_limits)
 
     # -- epochs --------------------------------------------------------------------------------
+
+    def _mismatch(self, error: Mismatch) -> None:
+        """Another rank calls something else: no epoch can mend that, and both ranks shall know it."""
+        error.me = self.table.rank
+        self.fatal = error
+        for connection in self.table.connections():
+            if connection.peer == error.peer and not self._broken:
+                connection.signal(frames.BREAK, (error.our_tag, error.tag))
+        self._break(str(error), error.peer)
 
     def _break(self, reason: str, peer: int | None, told: bool = False) -> None:
         if self._broken:
@@ -372,15 +382,19 @@ class Engine:
         in_use = self.table.forget(connection)
         if self._stopping:
             return
-        if in_use:
-            if isinstance(connection.fault, Mismatch):
-                self.fatal = connection.fault
+        if in_use and isinstance(connection.fault, Mismatch):
+            self._mismatch(connection.fault)
+        elif in_use:
             self._break(f"lost rank {connection.peer}: {reason}", connection.peer)
         else:
             self._on_lost(connection, reason)
 
-    def break_received(self, connection: Connection, epoch: int) -> None:
+    def break_received(self, connection: Connection, epoch: int, tags: tuple[int, int]) -> None:
         reason = f"rank {connection.peer} says that epoch {epoch} is broken"
+        if epoch == self._epoch and any(tags) and self.fatal is None:
+            fault = Mismatch(connection.peer, tags[1], None, tags[0], None)
+            fault.me = self.table.rank
+            self.fatal, reason = fault, str(fault)
         if epoch == self._epoch:
             self._break(reason, None, told=True)
         elif epoch > self._epoch:

@@ -21,7 +21,8 @@ MAX_PAYLOAD: Final = 1 << 40
 DATA: Final = 1
 """A piece of a collective."""
 BREAK: Final = 2
-"""The sender's epoch is broken; no payload."""
+"""The sender's epoch is broken; no payload. Where the reason is that two ranks call different things, the tag
+says what the sender has called and the sequence what the receiver has."""
 BYE: Final = 3
 """The sender is done and will close in good order; no payload."""
 

@@ -112,6 +112,11 @@ class LinkTable:
             raise LinkError("the link table has no engine")
         return self._engine
 
+    @property
+    def rank(self) -> int | None:
+        """Own rank in the current epoch; None before the first."""
+        return None if self._current_plan is None else self._current_plan.rank
+
     def slot(self, link: Link) -> Slot:
         """The slot of a link that must be connected.
 

@@ -10,13 +10,26 @@ from trainmover.errors import LinkError
 
 
 class Mismatch(LinkError):
-    """Two ranks call different collectives."""
+    """Two ranks call different collectives.
 
-    def __init__(self, peer: int, our_tag: int, our_length: int, tag: int, length: int) -> None:
+    Attributes:
+        me: own rank, once the engine has said it.
+        peer: the other rank.
+        our_tag, tag: what is called here and there.
+    """
+
+    def __init__(self, peer: int, our_tag: int, our_length: int | None, tag: int, length: int | None) -> None:
+        super().__init__()
+        self.me: int | None = None
         self.peer, self.our_tag, self.tag = peer, our_tag, tag
-        super().__init__(
-            f"rank {peer} sends for another call than the one made here "
-            f"({describe_tag(tag)}, {length} bytes there; {describe_tag(our_tag)}, {our_length} bytes here)"
+        self._here, self._there = our_length, length
+
+    def __str__(self) -> str:
+        mine = "the one made here" if self.me is None else f"rank {self.me} has made"
+        return (
+            f"rank {self.peer} has made another call than {mine} ({_called(self.tag, self._there)} there; "
+            f"{_called(self.our_tag, self._here)} here); all ranks of a group must make the same calls in "
+            "the same order"
         )
 
 
@@ -64,3 +77,7 @@ def describe_tag(tag: int) -> str:
     index = tag >> 24
     name = CALLS[index] if index < len(CALLS) else f"call {index}"
     return f"{name} #{tag & 0xFFFFFF:06x}"
+
+
+def _called(tag: int, length: int | None) -> str:
+    return describe_tag(tag) if length is None else f"{describe_tag(tag)}, {length} bytes"
