@@ -2,8 +2,9 @@
 
 Up to ``MESH_LIMIT`` members a group is a full mesh (:mod:`walks`), above it a tree and a ring
 (:mod:`tree_walks`); the links follow the same limit.  What no tree or ring does well (every member has
-something for every other one) runs as on a mesh, over links made on demand.  Results have the same bits
-either way.
+something for every other one) runs as on a mesh, over links made on demand.  A mesh whose members are
+all on one machine moves larger tensors through shared windows (:mod:`shared_walks`).  Results have the
+same bits either way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from trainmover.ccl import tree_walks, walks
+from trainmover.ccl import shared_walks, tree_walks, walks
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.tags import MESSAGE
 from trainmover.ccl.view import Group
@@ -21,10 +22,18 @@ from trainmover.topology.links import MESH_LIMIT
 
 receive_any = walks.receive_any
 
+SHARED_BYTES = 64 * 1024
+"""From this size on a tensor goes through shared windows; frames are quicker for less."""
+
 
 def _mesh(group: Group) -> Group:
     """The group as a full mesh, by its own links or by those made on demand."""
     return group if group.size <= MESH_LIMIT else group.pairs
+
+
+def _together(group: Group) -> bool:
+    """True when all members are on one machine and joined by links."""
+    return 1 < group.size <= MESH_LIMIT and len(set(group.positions)) == 1
 
 
 def on_demand(name: str, size: int, peer: int | None) -> Iterable[int]:
@@ -42,14 +51,22 @@ def on_demand(name: str, size: int, peer: int | None) -> Iterable[int]:
 
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
+    if flat.nbytes >= SHARED_BYTES and _together(group):
+        room = yield from shared_walks.enter(group, tag)
+        if room is not None:
+            return (yield from shared_walks.all_reduce(room, flat, combine))
     walk = walks.all_reduce if group.size <= MESH_LIMIT else tree_walks.all_reduce
-    return walk(group, flat, combine, tag)
+    return (yield from walk(group, flat, combine, tag))
 
 
 def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: int) -> Steps:
     """The root ends with the canonical combination; in place there, untouched elsewhere."""
+    if flat.nbytes >= SHARED_BYTES and _together(group):
+        room = yield from shared_walks.enter(group, tag)
+        if room is not None:
+            return (yield from shared_walks.reduce(room, flat, root, combine))
     walk = walks.reduce if group.size <= MESH_LIMIT else tree_walks.reduce
-    return walk(group, flat, root, combine, tag)
+    return (yield from walk(group, flat, root, combine, tag))
 
 
 def reduce_scatter(
@@ -61,37 +78,70 @@ def reduce_scatter(
     tag: int,
 ) -> Steps:
     """Member i ends with the combination of everybody's run ``bounds[i]``; ``inputs`` is used up."""
-    return walks.reduce_scatter(_mesh(group), inputs, output, bounds, combine, tag)
+    if inputs.nbytes >= SHARED_BYTES and _together(group):
+        room = yield from shared_walks.enter(group, tag)
+        if room is not None:
+            return (yield from shared_walks.reduce_scatter(room, inputs, output, bounds, combine))
+    return (yield from walks.reduce_scatter(_mesh(group), inputs, output, bounds, combine, tag))
 
 
 def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
     """Everybody ends with the root's tensor; in place."""
+    if flat.nbytes >= SHARED_BYTES and _together(group):
+        room = yield from shared_walks.enter(group, tag)
+        if room is not None:
+            return (yield from shared_walks.broadcast(room, flat, root))
     walk = walks.broadcast if group.size <= MESH_LIMIT else tree_walks.broadcast
-    return walk(group, flat, root, tag)
+    return (yield from walk(group, flat, root, tag))
 
 
 def all_gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor], tag: int) -> Steps:
     """Every member ends with everybody's tensor; ``outputs`` by group rank."""
-    if group.size > MESH_LIMIT and all(output.numel() == mine.numel() for output in outputs):
-        return tree_walks.all_gather(group, mine, outputs, tag)
-    return walks.all_gather(_mesh(group), mine, outputs, tag)
+    even = all(output.numel() == mine.numel() for output in outputs)
+    if even and mine.nbytes * group.size >= SHARED_BYTES and _together(group):
+        room = yield from shared_walks.enter(group, tag)
+        if room is not None:
+            return (yield from shared_walks.all_gather(room, mine, outputs))
+    if group.size > MESH_LIMIT and even:
+        return (yield from tree_walks.all_gather(group, mine, outputs, tag))
+    return (yield from walks.all_gather(_mesh(group), mine, outputs, tag))
 
 
 def gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor], root: int, tag: int) -> Steps:
     """The root ends with everybody's tensor; ``outputs`` by group rank, empty elsewhere."""
-    return walks.gather(_mesh(group), mine, outputs, root, tag)
+    if _together(group):
+        room = yield from shared_walks.enter(group, tag)
+        if room is not None:
+            if group.me != root:
+                return (yield from shared_walks.exchange(room, {root: mine}, {}))
+            outputs[root].copy_(mine)
+            return (yield from shared_walks.exchange(room, {}, {m: outputs[m] for m in group.others}))
+    return (yield from walks.gather(_mesh(group), mine, outputs, root, tag))
 
 
 def scatter(group: Group, inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int, tag: int) -> Steps:
     """Member i ends with the root's i-th tensor; ``inputs`` by group rank, empty elsewhere."""
-    return walks.scatter(_mesh(group), inputs, output, root, tag)
+    if _together(group):
+        room = yield from shared_walks.enter(group, tag)
+        if room is not None:
+            if group.me != root:
+                return (yield from shared_walks.exchange(room, {}, {root: output}))
+            output.copy_(inputs[root])
+            return (yield from shared_walks.exchange(room, {m: inputs[m] for m in group.others}, {}))
+    return (yield from walks.scatter(_mesh(group), inputs, output, root, tag))
 
 
 def all_to_all(
     group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], tag: int
 ) -> Steps:
     """Member i ends with everybody's i-th input; sizes may differ."""
-    return walks.all_to_all(_mesh(group), inputs, outputs, tag)
+    if _together(group):
+        room = yield from shared_walks.enter(group, tag)
+        if room is not None:
+            outputs[group.me].copy_(inputs[group.me])
+            out, into = ({m: parts[m] for m in group.others} for parts in (inputs, outputs))
+            return (yield from shared_walks.exchange(room, out, into))
+    return (yield from walks.all_to_all(_mesh(group), inputs, outputs, tag))
 
 
 def send(group: Group, flat: torch.Tensor, member: int, tag: int) -> Steps:

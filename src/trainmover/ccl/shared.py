@@ -31,8 +31,18 @@ RESULT_BYTES = INPUT_BYTES // 2
 """Room for the part of a result that a rank owns: at most half, with two members."""
 
 HALF_BYTES = INPUT_BYTES + RESULT_BYTES
-WINDOW_BYTES = 2 * HALF_BYTES
-"""Everything twice: one half is written while the other one is read."""
+"""Everything is there twice: one half is written while the other one is read."""
+
+NAME_BYTES = 16
+NAME_AT = 2 * HALF_BYTES
+WINDOW_BYTES = NAME_AT + 4096
+"""Two halves, and a page that holds the window's name."""
+
+BLOCK_BYTES = 256 * 1024
+"""Parts are combined in blocks of this size, so that what is in between stays in the cache."""
+
+SPARE_BLOCKS = 5
+"""As deep as the bracketing of 64 members, less one."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -46,7 +56,7 @@ class Window:
         usable: whether all members on this machine have each other's windows, in this epoch.
     """
 
-    __slots__ = ("_data", "_fd", "epoch", "step", "usable")
+    __slots__ = ("_data", "_fd", "_spare", "epoch", "step", "usable")
 
     def __init__(self, fd: int) -> None:
         """Map an open window file, and own its descriptor."""
@@ -58,6 +68,7 @@ class Window:
         except BaseException:
             self.close()
             raise
+        self._spare: torch.Tensor | None = None
         self.epoch, self.step, self.usable = 0, 0, False
 
     @classmethod
@@ -70,7 +81,16 @@ class Window:
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd)
+        window = cls(fd)
+        window._data[NAME_AT : NAME_AT + NAME_BYTES].copy_(
+            torch.frombuffer(bytearray(os.urandom(NAME_BYTES)), dtype=torch.uint8)
+        )
+        return window
+
+    @property
+    def name(self) -> bytes:
+        """What tells this window from any other; its owner has written it there."""
+        return bytes(self._data[NAME_AT : NAME_AT + NAME_BYTES].numpy())
 
     def fileno(self) -> int:
         """The descriptor to pass on.
@@ -95,6 +115,12 @@ class Window:
     def result(self, step: int, like: torch.Tensor, count: int) -> torch.Tensor:
         """``count`` elements of the owner's part of the result of this step."""
         return self._view(step % 2 * HALF_BYTES + INPUT_BYTES, like, count)
+
+    def spare(self, like: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """Memory of this process alone for what is in between while parts are combined."""
+        if self._spare is None:
+            self._spare = torch.empty(SPARE_BLOCKS, BLOCK_BYTES, dtype=torch.uint8)
+        return [row[: count * like.element_size()].view(like.dtype) for row in self._spare]
 
     def _view(self, start: int, like: torch.Tensor, count: int) -> torch.Tensor:
         return self._data[start : start + count * like.element_size()].view(like.dtype)

@@ -1,0 +1,297 @@
+"""Collectives of ranks on one machine, as walks over shared windows.
+
+Each member copies what others need of its tensor into its own window, tells them with an empty frame on
+their link, and takes what it needs straight out of theirs.  Reductions are slice-wise: member j combines
+slice j of every chunk in the canonical bracketing and shows the result in its window.  Large tensors go
+in chunks, through the two halves of the windows in turn.
+
+*When a place may be written again.*  A :class:`Room` counts steps; step s uses half s mod 2, and all members
+take the same steps.  At the end of every walk here holds: the half that the next step uses is read by
+nobody.  Two ways to keep that:
+
+- ``all_reduce``, ``reduce``, ``all_gather``, ``reduce_scatter``: in each step everybody hears from
+  everybody, and speaks only when it is done with reading the step before.  So at the end of step s
+  nobody reads the half of step s - 1.
+- ``broadcast`` and ``exchange`` stay within one half and take no step: readers say when they are done,
+  and the writer waits for all of them before it ends.
+
+The frames carry the call's tag and the epoch, so members that make different calls are told so, and what
+belongs to a broken epoch is thrown away; in a new epoch the steps start at 0 on all members.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainmover.ccl.connection import Transfer
+from trainmover.ccl.engine import Steps
+from trainmover.ccl.reduce import Combine
+from trainmover.ccl.shared import BLOCK_BYTES, INPUT_BYTES, NAME_BYTES, Window
+from trainmover.ccl.view import Group
+from trainmover.ccl.walks import pieces, slices
+from trainmover.errors import LinkError
+from trainmover.topology.bracket import Bracket, bracket
+
+NOTHING = memoryview(b"")
+
+DIRECT_BYTES = 64 * 1024
+"""Up to this size, what one member has for another goes over their link."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The windows of a group whose members are all on one machine, during one walk.
+
+    Attributes:
+        group: the members.
+        own: this rank's window.
+        windows: everybody's, by member.
+        tag: the call's.
+    """
+
+    group: Group
+    own: Window
+    windows: tuple[Window, ...]
+    tag: int
+
+    @property
+    def step(self) -> int:
+        """The current step."""
+        return self.own.step
+
+    def advance(self) -> None:
+        """Take the next step."""
+        self.own.step += 1
+
+    def tell(self, members: Iterable[int]) -> None:
+        """Say that my part is there (or that I am done reading)."""
+        for member in members:
+            self.group.send_bytes(member, NOTHING, self.tag, None)
+
+    def hear(self, members: Iterable[int]) -> list[Transfer]:
+        """What tells that these members have spoken."""
+        return [self.group.receive_bytes(member, NOTHING, self.tag, None) for member in members]
+
+
+def enter(group: Group, tag: int) -> Steps:
+    """The group's windows, or None when not all members can see each other's.
+
+    In the first call of an epoch the members find out together: each names its window, checks that what it
+    sees of the others are the windows that they name, and says so; all come to the same answer.
+    """
+    own = group.engine.table.window(group.group)
+    found = [None if m == group.me else group.slot(m).connected.window for m in range(group.size)]
+    if own.epoch != group.engine.epoch:
+        names = {member: bytearray(NAME_BYTES) for member in group.others}
+        for member in group.others:
+            group.send_bytes(member, memoryview(own.name), tag, None)
+        yield [group.receive_bytes(member, memoryview(name), tag, name) for member, name in names.items()]
+        good = all(_is_named(found[member], name) for member, name in names.items())
+        answers = {member: bytearray(1) for member in group.others}
+        for member in group.others:
+            group.send_bytes(member, memoryview(bytes([good])), tag, None)
+        yield [group.receive_bytes(member, memoryview(said), tag, said) for member, said in answers.items()]
+        own.usable = good and all(said == b"\x01" for said in answers.values())
+        own.epoch, own.step = group.engine.epoch, 0
+    if not own.usable:
+        return None
+    return Room(group, own, tuple(own if window is None else window for window in found), tag)
+
+
+def _is_named(window: Window | None, name: bytearray) -> bool:
+    return window is not None and window.name == name
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def all_reduce(room: Room, flat: torch.Tensor, combine: Combine) -> Steps:
+    """Every member ends with the canonical combination of all; in place."""
+    group, others = room.group, room.group.others
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), INPUT_BYTES))
+    _show(room, flat, cuts[0], room.step)
+    room.tell(others)
+    yield room.hear(others)
+    for k, (a, b) in enumerate(cuts):
+        step, more = room.step, k + 1 < len(cuts)
+        if more:
+            _show(room, flat, cuts[k + 1], step + 1)
+            room.tell(others)
+        bounds = slices(b - a, group.size)
+        low, high = bounds[group.me]
+        result = room.own.result(step, flat, high - low)
+        _combine(room, flat[a + low : a + high], low, combine, result)
+        room.tell(others)
+        flat[a + low : a + high].copy_(result)
+        # The next chunk's frame comes before that of this chunk's result.
+        yield (room.hear(others) if more else []) + room.hear(others)
+        for member in others:
+            low, high = bounds[member]
+            flat[a + low : a + high].copy_(room.windows[member].result(step, flat, high - low))
+        room.advance()
+
+
+def reduce(room: Room, flat: torch.Tensor, root: int, combine: Combine) -> Steps:
+    """The root ends with the canonical combination; in place there, untouched elsewhere."""
+    group, others = room.group, room.group.others
+    for a, b in pieces(0, flat.numel(), flat.element_size(), INPUT_BYTES):
+        _show(room, flat, (a, b), room.step)
+        room.tell(others)
+        yield room.hear(others)
+        bounds = slices(b - a, group.size)
+        low, high = bounds[group.me]
+        result = room.own.result(room.step, flat, high - low)
+        _combine(room, flat[a + low : a + high], low, combine, result)
+        if group.me == root:
+            flat[a + low : a + high].copy_(result)
+            yield room.hear(others)
+            for member in others:
+                low, high = bounds[member]
+                flat[a + low : a + high].copy_(room.windows[member].result(room.step, flat, high - low))
+        else:
+            room.tell([root])
+        room.advance()
+
+
+def reduce_scatter(
+    room: Room, inputs: torch.Tensor, output: torch.Tensor, bounds: list[tuple[int, int]], combine: Combine
+) -> Steps:
+    """Member i ends with the combination of everybody's run ``bounds[i]`` of ``inputs``."""
+    group, others, item = room.group, room.group.others, inputs.element_size()
+    lane = _lane(group.size, INPUT_BYTES) // item
+    start, end = bounds[group.me]
+    for at in range(0, max(b - a for a, b in bounds), lane):
+        for member in others:
+            a, b = bounds[member]
+            part = inputs[a + at : min(a + at + lane, b)]
+            room.own.input(room.step, inputs, part.numel(), member * lane * item).copy_(part)
+        room.tell(others)
+        yield room.hear(others)
+        mine = inputs[start + at : min(start + at + lane, end)]
+        if mine.numel():
+            _combine(room, mine, group.me * lane, combine, output[at : at + mine.numel()])
+        room.advance()
+
+
+def _show(room: Room, flat: torch.Tensor, cut: tuple[int, int], step: int) -> None:
+    """Copy a chunk into my window, but for my own slice, which nobody else reads."""
+    a, b = cut
+    low, high = slices(b - a, room.group.size)[room.group.me]
+    shown = room.own.input(step, flat, b - a)
+    shown[:low].copy_(flat[a : a + low])
+    shown[high:].copy_(flat[a + high : b])
+
+
+def _combine(room: Room, mine: torch.Tensor, offset: int, combine: Combine, out: torch.Tensor) -> None:
+    """Combine the members' parts canonically into ``out``: mine, and the others' at an offset of elements."""
+    group, item, count = room.group, mine.element_size(), mine.numel()
+    tree = bracket(group.positions)
+    parts = [
+        mine if member == group.me else window.input(room.step, mine, count, offset * item)
+        for member, window in enumerate(room.windows)
+    ]
+    for a, b in pieces(0, count, item, BLOCK_BYTES):
+        spare = room.own.spare(mine, b - a)
+        _fold(tree, [part[a:b] for part in parts], combine, out[a:b], spare)
+
+
+def _fold(
+    tree: Bracket, parts: list[torch.Tensor], combine: Combine, out: torch.Tensor, spare: list[torch.Tensor]
+) -> torch.Tensor:
+    """What a bracket comes to: a part as it is, or a combination in ``out``. No part is written to."""
+    if isinstance(tree, int):
+        return parts[tree]
+    left = _fold(tree[0], parts, combine, out, spare)
+    right = _fold(tree[1], parts, combine, spare[0], spare[1:])
+    combine(left, right, out)
+    return out
+
+
+# -- moving data -----------------------------------------------------------------------------------
+
+
+def all_gather(room: Room, mine: torch.Tensor, outputs: Sequence[torch.Tensor]) -> Steps:
+    """Every member ends with everybody's tensor, all of one size; ``outputs`` by group rank."""
+    others = room.group.others
+    for a, b in pieces(0, mine.numel(), mine.element_size(), INPUT_BYTES):
+        room.own.input(room.step, mine, b - a).copy_(mine[a:b])
+        room.tell(others)
+        outputs[room.group.me][a:b].copy_(mine[a:b])
+        yield room.hear(others)
+        for member in others:
+            outputs[member][a:b].copy_(room.windows[member].input(room.step, mine, b - a))
+        room.advance()
+
+
+def broadcast(room: Room, flat: torch.Tensor, root: int) -> Steps:
+    """Everybody ends with the root's tensor; in place."""
+    others, turn = room.group.others, INPUT_BYTES // 2
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), turn))
+    done: list[list[Transfer]] = []
+    for k, (a, b) in enumerate(cuts):
+        place = room.windows[root].input(room.step, flat, b - a, k % 2 * turn)
+        if room.group.me == root:
+            if k >= 2:
+                yield done[k - 2]
+            place.copy_(flat[a:b])
+            room.tell(others)
+            done.append(room.hear(others))
+        else:
+            yield room.hear([root])
+            flat[a:b].copy_(place)
+            room.tell([root])
+    yield [transfer for transfers in done[-2:] for transfer in transfers]
+
+
+def exchange(room: Room, out: Mapping[int, torch.Tensor], into: Mapping[int, torch.Tensor]) -> Steps:
+    """Bring ``out[i]`` to each member i and everybody's tensor for me into ``into``; sizes may differ.
+
+    Every pair has a lane of its own in the sender's window, in two turns, and goes at its own speed.
+    """
+    group, tag = room.group, room.tag
+    small = [group.send(m, part, tag) for m, part in out.items() if part.nbytes <= DIRECT_BYTES]
+    small += [group.receive(m, part, tag) for m, part in into.items() if part.nbytes <= DIRECT_BYTES]
+    lane = _lane(group.size, INPUT_BYTES // 2)
+    given = {m: _turns(part, lane) for m, part in out.items() if part.nbytes > DIRECT_BYTES}
+    taken = {m: _turns(part, lane) for m, part in into.items() if part.nbytes > DIRECT_BYTES}
+    done: dict[int, list[Transfer]] = {member: [] for member in given}
+    for turn in range(max(map(len, [*given.values(), *taken.values()]), default=0)):
+        at = turn % 2 * INPUT_BYTES // 2
+        awaited: dict[int, tuple[Transfer, bytearray]] = {}
+        for member, parts in given.items():
+            if turn < len(parts):
+                if turn >= 2:
+                    yield [done[member][turn - 2]]
+                part = parts[turn]
+                room.own.input(room.step, part, part.numel(), at + member * lane).copy_(part)
+                group.send_bytes(member, memoryview(struct.pack("<Q", part.nbytes)), tag, None)
+        for member in group.others:
+            if turn < len(taken.get(member, ())):
+                said = bytearray(8)
+                awaited[member] = group.receive_bytes(member, memoryview(said), tag, said), said
+            if turn < len(given.get(member, ())):
+                done[member] += room.hear([member])
+        for member, (ready, said) in awaited.items():
+            yield [ready]
+            part = taken[member][turn]
+            if said != struct.pack("<Q", part.nbytes):
+                raise LinkError(
+                    f"rank {group.ranks[member]} shows {int.from_bytes(said, 'little')} bytes where "
+                    f"{part.nbytes} are expected"
+                )
+            part.copy_(room.windows[member].input(room.step, part, part.numel(), at + group.me * lane))
+            room.tell([member])
+    yield small + [transfer for transfers in done.values() for transfer in transfers[-2:]]
+
+
+def _turns(part: torch.Tensor, lane: int) -> list[torch.Tensor]:
+    return [part[a:b] for a, b in pieces(0, part.numel(), part.element_size(), lane)]
+
+
+def _lane(members: int, room: int) -> int:
+    """Bytes for each member, if ``room`` is divided among them."""
+    return room // members // 64 * 64
