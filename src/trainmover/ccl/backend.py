@@ -4,19 +4,30 @@
 creator finds the process's communicator, which :func:`trainmover.join` has installed before; in any
 other script the process gets one of its own (:mod:`trainmover.ccl.standalone`), which lives until its
 last group is destroyed.
+
+There are two roads into torch: a ``ProcessGroup`` subclass (*group*) and, since torch 2.14, a ``Backend``
+subclass (*backend*).  A job takes the group road, because its groups' rank can follow a standby that is
+promoted; a standalone process takes the backend road where there is one.  ``TRAINMOVER_ROAD`` overrides.
 """
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.group import TrainMoverGroup
 from trainmover.ccl.standalone import Standalone
+from trainmover.errors import ConfigError
 
 NAME = "trainmover"
+
+ROAD = "TRAINMOVER_ROAD"
+"""Environment variable: ``group`` or ``backend``, the road into torch."""
 
 _communicator: Communicator | None = None
 _standalone: Standalone | None = None
@@ -34,12 +45,41 @@ def install(communicator: Communicator | None) -> None:
     _communicator = communicator
 
 
-def _create(options: Any, _backend_options: Any) -> TrainMoverGroup:
+@cache
+def backend_road() -> bool:
+    """True when this torch lets Python write a ``Backend``."""
+    try:
+        torch._C._distributed_c10d.Backend(0, 1)
+    except TypeError:
+        return False
+    return True
+
+
+def road(in_job: bool) -> str:
+    """The road to take.
+
+    Raises:
+        ConfigError: the one asked for does not exist.
+    """
+    wanted = os.environ.get(ROAD) or ("backend" if backend_road() and not in_job else "group")
+    if wanted not in ("group", "backend"):
+        raise ConfigError(f"{ROAD} is {wanted!r}; it can be 'group' or 'backend'")
+    if wanted == "backend" and not backend_road():
+        raise ConfigError(f"{ROAD}=backend needs torch 2.14 or newer; this is {torch.__version__}")
+    return wanted
+
+
+def _create(options: Any, _backend_options: Any) -> Any:
     ranks = tuple(int(rank) for rank in options.global_ranks_in_group) or tuple(range(options.group_size))
     name = str(options.group_id)
+    chosen = road(in_job=_communicator is not None)
     communicator = _communicator or _own(options, ranks)
     communicator.add_group(name, ranks)
-    group = TrainMoverGroup(communicator, name, ranks, on_shutdown=_left)
+    if chosen == "backend":
+        from trainmover.ccl.plugin import TrainMoverBackend
+
+        return TrainMoverBackend(communicator, name, ranks, _left, options.timeout)
+    group = TrainMoverGroup(communicator, name, ranks, _left)
     group.setGroupName(name)
     return group
 

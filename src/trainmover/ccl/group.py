@@ -85,10 +85,6 @@ class TrainMoverGroup(Collectives, dist.ProcessGroup):
 
     # -- what newer versions of torch ask of the backend behind a group -----------------------------
 
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), torch.device("cuda")]
-
     def _get_backend(self, device: torch.device) -> TrainMoverGroup:
         return self
 

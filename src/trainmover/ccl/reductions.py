@@ -70,7 +70,8 @@ class Reductions(Launcher):
                 torch.sparse_coo_tensor(*pair, mine.shape, check_invariants=False) for pair in pairs
             ]
             total = reduce_in_order(group.positions, everybodys, torch.add)
-            tensor.detach().copy_(total.coalesce())
+            with torch.no_grad():
+                tensor.copy_(total.coalesce())
 
         detail = f"SUM, sparse {tuple(tensor.shape)} x {tensor.dtype}"
         return self._launch(Call("all_reduce", detail, [tensor], True, walk), Memory())

@@ -1,0 +1,77 @@
+"""Both roads into torch under ``torch.distributed``, in three real processes, compared with Gloo."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ccl import api, checks
+from tests.ccl.test_standalone import meet, spawn
+from trainmover.ccl.backend import ROAD, backend_road
+
+SIZE = 3
+ROADS = ["group", *(["backend"] if backend_road() else [])]
+NAMES = [*checks.CHECKS, *api.LIKE_GLOO, *api.BEYOND]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def everything(rank: int, size: int, folder: str) -> dict[str, dict[str, str]]:
+    """What differs from Gloo, by road and check; empty when nothing does."""
+    import torch.distributed as dist
+
+    alike = {**checks.CHECKS, **api.LIKE_GLOO}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=size)
+    expected = {name: attempt(check, rank, size) for name, check in alike.items()}
+    dist.destroy_process_group()
+    report: dict[str, dict[str, str]] = {}
+    for road in ROADS:
+        os.environ[ROAD] = road
+        meet(folder, rank, size, road)
+        found = {name: difference(check, rank, size, expected[name]) for name, check in alike.items()}
+        found |= {name: difference(check, rank, size, None) for name, check in api.BEYOND.items()}
+        report[road] = found
+        dist.destroy_process_group()
+    return report
+
+
+def attempt(check: api.Check, rank: int, size: int) -> Any:
+    """A check's result, or what went wrong."""
+    try:
+        return check(rank, size)
+    except Exception:
+        return traceback.format_exc()
+
+
+def difference(check: api.Check, rank: int, size: int, expected: Any) -> str:
+    """How a check's result differs from the expected one, or from the one it names itself."""
+    found = attempt(check, rank, size)
+    if isinstance(found, str):
+        return found
+    if check.__name__ in api.BEYOND:
+        found, expected = found
+    return "" if checks.same(found, expected) else f"{found!r:.700} is not {expected!r:.1400}"
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, str]]]:
+    """Each rank's report."""
+    return spawn(everything, SIZE, tmp_path_factory.mktemp("store"))
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_does_what_gloo_does(reports: list[dict[str, dict[str, str]]], road: str, name: str) -> None:
+    """On every road every operation gives every rank the same as Gloo, or what it promises beyond it."""
+    for rank, report in enumerate(reports):
+        assert report[road][name] == "", f"rank {rank}"
+
+
+def test_the_backend_road_is_there_when_torch_has_it() -> None:
+    """Python can write a Backend since torch 2.14."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    assert backend_road() == (version >= (2, 14))
