@@ -9,7 +9,9 @@ from __future__ import annotations
 from trainmover.ccl.exchanges import Exchanges
 from trainmover.ccl.messages import Messages
 from trainmover.ccl.reductions import Reductions
+from trainmover.ccl.untraced import untraced
 
 
+@untraced
 class Collectives(Reductions, Exchanges, Messages):
     """All collectives and messages of a group."""
