@@ -209,7 +209,8 @@ def averages(rank: int, size: int) -> Any:
         tensor = numbers(rank, 6, kind=kind)
         dist.all_reduce(tensor, dist.ReduceOp.AVG)
         seen.append(tensor)
-        wanted.append((total.double() / size).to(kind) if kind.is_floating_point else (total // size).to(kind))
+        average = total.double() / size
+        wanted.append((average if kind.is_floating_point else average.floor()).to(kind))
     return seen, wanted
 
 

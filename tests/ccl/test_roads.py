@@ -17,6 +17,9 @@ SIZE = 3
 ROADS = ["group", *(["backend"] if backend_road() else [])]
 NAMES = [*checks.CHECKS, *api.LIKE_GLOO, *api.BEYOND]
 
+# Torch passes only wait and get_future on to a Python Work behind a backend.
+NOT_ON_BACKEND = ("async_calls", "messages_from_anybody", "messages_from_anybody_in_a_group", "works_tell")
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -32,9 +35,11 @@ def everything(rank: int, size: int, folder: str) -> dict[str, dict[str, str]]:
     for road in ROADS:
         os.environ[ROAD] = road
         meet(folder, rank, size, road)
-        found = {name: difference(check, rank, size, expected[name]) for name, check in alike.items()}
-        found |= {name: difference(check, rank, size, None) for name, check in api.BEYOND.items()}
-        report[road] = found
+        report[road] = {
+            name: difference(check, rank, size, expected.get(name))
+            for name, check in {**alike, **api.BEYOND}.items()
+            if road == "group" or name not in NOT_ON_BACKEND
+        }
         dist.destroy_process_group()
     return report
 
@@ -63,8 +68,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
     return spawn(everything, SIZE, tmp_path_factory.mktemp("store"))
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("road", "name"),
+    [(road, name) for road in ROADS for name in NAMES if road == "group" or name not in NOT_ON_BACKEND],
+)
 def test_it_does_what_gloo_does(reports: list[dict[str, dict[str, str]]], road: str, name: str) -> None:
     """On every road every operation gives every rank the same as Gloo, or what it promises beyond it."""
     for rank, report in enumerate(reports):

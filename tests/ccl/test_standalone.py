@@ -146,11 +146,12 @@ def test_groups_beside_another_backend(tmp_path: Path) -> None:
 
 
 def on_two_machines(rank: int, size: int, folder: str) -> Any:
+    import torch
     import torch.distributed as dist
 
     os.environ[IDENTITY] = "left" if rank in (0, 3) else "right"
     meet(folder, rank, size)
-    positions = dist.group.WORLD._communicator.positions
+    positions = dist.group.WORLD._get_backend(torch.device("cpu"))._communicator.positions
     found = total(rank), [positions[r] for r in range(size)]
     dist.destroy_process_group()
     return found

@@ -6,8 +6,11 @@ other script the process gets one of its own (:mod:`trainmover.ccl.standalone`),
 last group is destroyed.
 
 There are two roads into torch: a ``ProcessGroup`` subclass (*group*) and, since torch 2.14, a ``Backend``
-subclass (*backend*).  A job takes the group road, because its groups' rank can follow a standby that is
-promoted; a standalone process takes the backend road where there is one.  ``TRAINMOVER_ROAD`` overrides.
+subclass (*backend*).  The group road is the default with every version: its rank can follow a standby that
+is promoted, and its Works are asked themselves whether they are done and whom a message came from, which
+torch does not pass on to a Work behind a backend.  The backend road has torch's own group in front of it:
+one backend for each device, ``dist.monitored_barrier``, the debug wrapper and the flight recorder.
+``TRAINMOVER_ROAD`` chooses.
 """
 
 from __future__ import annotations
@@ -55,13 +58,13 @@ def backend_road() -> bool:
     return True
 
 
-def road(in_job: bool) -> str:
+def road() -> str:
     """The road to take.
 
     Raises:
         ConfigError: the one asked for does not exist.
     """
-    wanted = os.environ.get(ROAD) or ("backend" if backend_road() and not in_job else "group")
+    wanted = os.environ.get(ROAD) or "group"
     if wanted not in ("group", "backend"):
         raise ConfigError(f"{ROAD} is {wanted!r}; it can be 'group' or 'backend'")
     if wanted == "backend" and not backend_road():
@@ -72,7 +75,7 @@ def road(in_job: bool) -> str:
 def _create(options: Any, _backend_options: Any) -> Any:
     ranks = tuple(int(rank) for rank in options.global_ranks_in_group) or tuple(range(options.group_size))
     name = str(options.group_id)
-    chosen = road(in_job=_communicator is not None)
+    chosen = road()
     communicator = _communicator or _own(options, ranks)
     communicator.add_group(name, ranks)
     if chosen == "backend":
