@@ -59,9 +59,11 @@ class Exchanges(Launcher):
     def allgather_coalesced(
         self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
+        """Several at once: ``output_lists`` has one list for each member, with an entry for each input."""
+        by_input = zip(*output_lists, strict=True)
         calls = [
-            self._all_gather(one_each(outputs, self._count, "all_gather"), tensor)
-            for outputs, tensor in zip(output_lists, inputs, strict=True)
+            self._all_gather(one_each([*outputs], self._count, "all_gather_coalesced"), tensor)
+            for outputs, tensor in zip(by_input, inputs, strict=True)
         ]
         return self._launch_all(calls, output_lists)
 
