@@ -11,7 +11,8 @@ import torch
 
 from tests.ccl import api, checks
 from tests.ccl.test_standalone import meet, spawn
-from trainmover.ccl.backend import ROAD, backend_road
+from trainmover.ccl.backend import ROAD
+from trainmover.ccl.plugin import backend_road
 
 SIZE = 3
 ROADS = ["group", *(["backend"] if backend_road() else [])]

@@ -16,7 +16,6 @@ one backend for each device, ``dist.monitored_barrier``, the debug wrapper and t
 from __future__ import annotations
 
 import os
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.group import TrainMoverGroup
+from trainmover.ccl.plugin import TrainMoverBackend, backend_road
 from trainmover.ccl.standalone import Standalone
 from trainmover.errors import ConfigError
 
@@ -48,16 +48,6 @@ def install(communicator: Communicator | None) -> None:
     _communicator = communicator
 
 
-@cache
-def backend_road() -> bool:
-    """True when this torch lets Python write a ``Backend``."""
-    try:
-        torch._C._distributed_c10d.Backend(0, 1)
-    except TypeError:
-        return False
-    return True
-
-
 def road() -> str:
     """The road to take.
 
@@ -77,10 +67,10 @@ def _create(options: Any, _backend_options: Any) -> Any:
     name = str(options.group_id)
     chosen = road()
     communicator = _communicator or _own(options, ranks)
-    communicator.add_group(name, ranks)
+    # A job has a limit of its own for its calls: torch's default of half an hour is none.
+    limit = options.timeout.total_seconds() if _communicator is None else None
+    communicator.add_group(name, ranks, limit)
     if chosen == "backend":
-        from trainmover.ccl.plugin import TrainMoverBackend
-
         return TrainMoverBackend(communicator, name, ranks, _left, options.timeout)
     group = TrainMoverGroup(communicator, name, ranks, _left)
     group.setGroupName(name)

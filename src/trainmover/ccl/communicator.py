@@ -66,6 +66,7 @@ class Call:
         value: what the future gives, where it is not the outputs.
         device: the accelerator that the outputs are on; None for the CPU's memory.
         stream: makes the accelerator's stream on which results are delivered the current one.
+        limit: seconds that it may take, instead of its group's.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Call:
     value: Any = None
     device: torch.device | None = None
     stream: Callable[[], AbstractContextManager[Any]] = nullcontext
+    limit: float | None = None
 
     @property
     def tag(self) -> int:
@@ -111,11 +113,13 @@ class Player(Protocol):
 class GroupInfo:
     """A process group: its global ranks by group rank.
 
-    ``sends_to`` has the group ranks that this rank has reached over links made on demand.
+    ``limit`` is its calls' own, instead of the communicator's.  ``sends_to`` has the group ranks that this
+    rank has reached over links made on demand.
     """
 
     name: str
     ranks: tuple[int, ...]
+    limit: float | None = None
     swallowed: int = 0
     calls: int = 0
     sends_to: set[int] = field(default_factory=set)
@@ -180,8 +184,10 @@ class Communicator:
 
     # -- groups --------------------------------------------------------------------------------
 
-    def add_group(self, name: str, ranks: tuple[int, ...]) -> GroupInfo:
+    def add_group(self, name: str, ranks: tuple[int, ...], limit: float | None = None) -> GroupInfo:
         """Make a process group: its links too, when this rank is live in an epoch.
+
+        ``limit`` is what its calls may take, where it is not the communicator's limit.
 
         In a broken epoch there is nobody to connect to; the next epoch makes the links.
 
@@ -190,7 +196,7 @@ class Communicator:
         """
         if name in self.groups:
             raise LinkError(f"a process group named {name!r} exists already")
-        info = self.groups[name] = GroupInfo(name, ranks)
+        info = self.groups[name] = GroupInfo(name, ranks, limit)
         links = self._links_of(info)
         if self.plan is not None and self.player is None and links:
             try:
@@ -310,7 +316,7 @@ class Communicator:
                 lambda: call.walk(group, call.tag),
                 lambda result: self._finish(name, call, future, result),
                 lambda reason: self._unanswered(info, call, future, reason),
-                self.limit,
+                call.limit or info.limit or self.limit,
             )
             self.engine.submit(key or name, walk)
         return future

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 LIMIT_CHECK_SECONDS = 1.0
 
+EXACT_LIMIT_SECONDS = 10.0
+"""Shorter limits than this are looked after one by one."""
+
 STOPPED = "the engine has stopped"
 
 
@@ -265,6 +268,8 @@ class Engine:
 
     def _begin(self, walk: Walk) -> None:
         walk.deadline = time.monotonic() + walk.limit
+        if walk.limit < EXACT_LIMIT_SECONDS:
+            self.later(walk.limit + 0.001, self._look_at_limits)
         self._runnable.append(walk)
 
     def _step(self, walk: Walk) -> None:
@@ -308,12 +313,16 @@ class Engine:
             self._abort(walk, str(error))
 
     def _check_limits(self) -> None:
+        self._look_at_limits()
+        self.later(LIMIT_CHECK_SECONDS, self._check_limits)
+
+    def _look_at_limits(self) -> None:
         now = time.monotonic()
         for queue in self._queues.values():
             if queue and queue[0].deadline and now > queue[0].deadline:
-                self._break(f"{queue[0].label} took longer than its limit of {queue[0].limit:g} s", None)
+                walk = queue[0]
+                self._break(f"{walk.label}: Timed out waiting {walk.limit * 1000:.0f}ms for the peers", None)
                 break
-        self.later(LIMIT_CHECK_SECONDS, self._check_limits)
 
     # -- epochs --------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from trainmover.ccl.collectives import Collectives
 from trainmover.ccl.communicator import Communicator
+from trainmover.ccl.plugin import TrainMoverBackend, backend_road
 
 
 class TrainMoverGroup(Collectives, dist.ProcessGroup):
@@ -37,6 +38,12 @@ class TrainMoverGroup(Collectives, dist.ProcessGroup):
         self._join(communicator, name, ranks, on_shutdown)
         self._name = name
         self._description = "undefined"
+        if backend_road():
+            # Torch asks newer groups for what is behind them: devices, and who serves them in C++.
+            self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+            inner = TrainMoverBackend(communicator, name, ranks)
+            for device in ("cpu", "cuda"):
+                self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, inner)
 
     def rank(self) -> int:
         """Own group rank. It follows the process's place, which a promotion sets."""
@@ -84,6 +91,10 @@ class TrainMoverGroup(Collectives, dist.ProcessGroup):
         self._leave()
 
     # -- what newer versions of torch ask of the backend behind a group -----------------------------
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
 
     def _get_backend(self, device: torch.device) -> TrainMoverGroup:
         return self

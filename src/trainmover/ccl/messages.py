@@ -86,27 +86,37 @@ class Messages(Launcher):
         Raises:
             LinkError: on every rank that came, when others did not.
         """
-        limit = (timeout if timeout and timeout > timedelta(0) else PATIENCE).total_seconds()
-        if self._count == 1:
+        patience = PATIENCE if timeout is None or timeout < timedelta(0) else timeout
+        limit, me, size = patience.total_seconds(), self._me, self._count
+        if size == 1:
             return
-        if self._me == 0:
+        if me == 0:
+            if limit == 0:
+                raise LinkError(
+                    f"Rank 0 timed out in monitoredBarrier of group {self._key!r} before it began"
+                )
             missing = self._missing(limit, wait_all_ranks)
-            answer = torch.tensor([rank in missing for rank in range(self._count)], dtype=torch.uint8)
-            for rank in range(1, self._count):
+            answer = torch.tensor([rank in missing for rank in range(size)], dtype=torch.uint8)
+            for rank in range(1, size):
                 if rank not in missing:
                     self.send([answer], rank, MONITOR)
-        else:
-            self.send([torch.zeros(1, dtype=torch.uint8)], 0, MONITOR)
-            answer = torch.zeros(self._count, dtype=torch.uint8)
-            # Rank 0 may come last, and then still has its own patience with the others.
-            if not _ends(self.recv([answer], 0, MONITOR), 2 * limit + 1.0):
-                raise LinkError(f"monitored barrier of {self._key!r}: rank {self._ranks[0]} did not answer")
-            missing = [rank for rank in range(self._count) if answer[rank]]
-        if missing:
-            names = ", ".join(str(self._ranks[rank]) for rank in missing)
-            raise LinkError(
-                f"monitored barrier of {self._key!r}: ranks {names} did not come within {limit:g} s"
-            )
+            if missing:
+                names = ", ".join(str(self._ranks[rank]) for rank in missing)
+                ranks = "Rank" if len(missing) == 1 else "Ranks"
+                raise LinkError(f"{ranks} {names} failed to pass monitoredBarrier in {limit * 1000:.0f} ms")
+            return
+        self.send([torch.zeros(1, dtype=torch.uint8)], 0, MONITOR)
+        answer = torch.zeros(size, dtype=torch.uint8)
+        reached = (
+            f"Rank {self._ranks[me]} successfully reached monitoredBarrier, but received errors while "
+            f"waiting for send/recv from rank {self._ranks[0]}"
+        )
+        # Rank 0 may come last, and then still has its own patience with the others.
+        if not _ends(self.recv([answer], 0, MONITOR), 2 * limit + 1.0):
+            raise LinkError(f"{reached}: no answer within {2 * limit + 1.0:g} s")
+        names = ", ".join(str(self._ranks[rank]) for rank in range(size) if answer[rank])
+        if names:
+            raise LinkError(f"{reached}: missing are {names}")
 
     def _missing(self, limit: float, all_of_them: bool) -> list[int]:
         """Who did not report in time (on group rank 0)."""

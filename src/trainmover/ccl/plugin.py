@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,16 @@ from torch._C._distributed_c10d import Backend
 
 from trainmover.ccl.collectives import Collectives
 from trainmover.ccl.communicator import Communicator
+
+
+@cache
+def backend_road() -> bool:
+    """True when this torch lets Python write a ``Backend``."""
+    try:
+        Backend(0, 1)
+    except TypeError:
+        return False
+    return True
 
 
 class TrainMoverBackend(Collectives, Backend):

@@ -5,6 +5,7 @@ Each becomes a :class:`~trainmover.ccl.communicator.Call` whose walk keeps the c
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -123,7 +124,9 @@ class Reductions(Launcher):
     def barrier(self, opts: Any = None) -> dist.Work:
         token, memory = torch.zeros(1, dtype=torch.uint8), Memory()
         call, _ = self._all_reduce(token, Operation("MAX"))
-        return self._launch(Call("barrier", "", [], True, call.walk), memory)
+        timeout = None if opts is None else opts.timeout
+        limit = timeout.total_seconds() if timeout and timeout > timedelta(0) else None
+        return self._launch(Call("barrier", "", [], True, call.walk, limit=limit), memory)
 
     # -- calls ---------------------------------------------------------------------------------
 
