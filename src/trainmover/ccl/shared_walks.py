@@ -1,7 +1,7 @@
 """Collectives of ranks on one machine, as walks over shared windows.
 
-Each member copies what others need of its tensor into its own window, tells them with an empty frame on
-their link, and takes what it needs straight out of theirs.  Reductions are slice-wise: member j combines
+Each member copies what others need of its tensor into its own window, tells them with empty frames on
+their links, and takes what it needs straight out of theirs.  Reductions are slice-wise: member j combines
 slice j of every chunk in the canonical bracketing and shows the result in its window.  Large tensors go
 in chunks, through the two halves of the windows in turn.
 
@@ -9,9 +9,9 @@ in chunks, through the two halves of the windows in turn.
 take the same steps.  At the end of every walk here holds: the half that the next step uses is read by
 nobody.  Two ways to keep that:
 
-- ``all_reduce``, ``reduce``, ``all_gather``, ``reduce_scatter``: in each step everybody hears from
-  everybody, and speaks only when it is done with reading the step before.  So at the end of step s
-  nobody reads the half of step s - 1.
+- ``all_reduce``, ``reduce``, ``all_gather``, ``reduce_scatter``: in each step all members meet, and come
+  there only when they are done with reading the step before.  So at the end of step s nobody reads
+  the half of step s - 1.
 - ``broadcast`` and ``exchange`` stay within one half and take no step: readers say when they are done,
   and the writer waits for all of them before it ends.
 
@@ -76,6 +76,23 @@ class Room:
         """What tells that these members have spoken."""
         return [self.group.receive_bytes(member, NOTHING, self.tag, None) for member in members]
 
+    def meet(self) -> Steps:
+        """Go on when everybody is here.
+
+        Two members tell each other.  More of them tell the first one, who tells all: two hops instead
+        of one, but each of the others is woken once and not by everybody.
+        """
+        if self.group.size == 2 or self.group.me == 0:
+            others = self.group.others
+            if self.group.size == 2:
+                self.tell(others)
+            yield self.hear(others)
+            if self.group.size > 2:
+                self.tell(others)
+        else:
+            self.tell([0])
+            yield self.hear([0])
+
 
 def enter(group: Group, tag: int) -> Steps:
     """The group's windows, or None when not all members can see each other's.
@@ -111,25 +128,19 @@ def _is_named(window: Window | None, name: bytearray) -> bool:
 
 def all_reduce(room: Room, flat: torch.Tensor, combine: Combine) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
-    group, others = room.group, room.group.others
+    group = room.group
     cuts = list(pieces(0, flat.numel(), flat.element_size(), INPUT_BYTES))
     _show(room, flat, cuts[0], room.step)
-    room.tell(others)
-    yield room.hear(others)
+    yield from room.meet()
     for k, (a, b) in enumerate(cuts):
-        step, more = room.step, k + 1 < len(cuts)
-        if more:
+        step, bounds = room.step, slices(b - a, group.size)
+        if k + 1 < len(cuts):
             _show(room, flat, cuts[k + 1], step + 1)
-            room.tell(others)
-        bounds = slices(b - a, group.size)
         low, high = bounds[group.me]
-        result = room.own.result(step, flat, high - low)
-        _combine(room, flat[a + low : a + high], low, combine, result)
-        room.tell(others)
-        flat[a + low : a + high].copy_(result)
-        # The next chunk's frame comes before that of this chunk's result.
-        yield (room.hear(others) if more else []) + room.hear(others)
-        for member in others:
+        mine = flat[a + low : a + high]
+        _combine(room, mine, low, combine, mine, room.own.result(step, flat, high - low))
+        yield from room.meet()
+        for member in group.others:
             low, high = bounds[member]
             flat[a + low : a + high].copy_(room.windows[member].result(step, flat, high - low))
         room.advance()
@@ -140,8 +151,7 @@ def reduce(room: Room, flat: torch.Tensor, root: int, combine: Combine) -> Steps
     group, others = room.group, room.group.others
     for a, b in pieces(0, flat.numel(), flat.element_size(), INPUT_BYTES):
         _show(room, flat, (a, b), room.step)
-        room.tell(others)
-        yield room.hear(others)
+        yield from room.meet()
         bounds = slices(b - a, group.size)
         low, high = bounds[group.me]
         result = room.own.result(room.step, flat, high - low)
@@ -169,8 +179,7 @@ def reduce_scatter(
             a, b = bounds[member]
             part = inputs[a + at : min(a + at + lane, b)]
             room.own.input(room.step, inputs, part.numel(), member * lane * item).copy_(part)
-        room.tell(others)
-        yield room.hear(others)
+        yield from room.meet()
         mine = inputs[start + at : min(start + at + lane, end)]
         if mine.numel():
             _combine(room, mine, group.me * lane, combine, output[at : at + mine.numel()])
@@ -186,29 +195,42 @@ def _show(room: Room, flat: torch.Tensor, cut: tuple[int, int], step: int) -> No
     shown[high:].copy_(flat[a + high : b])
 
 
-def _combine(room: Room, mine: torch.Tensor, offset: int, combine: Combine, out: torch.Tensor) -> None:
-    """Combine the members' parts canonically into ``out``: mine, and the others' at an offset of elements."""
-    group, item, count = room.group, mine.element_size(), mine.numel()
-    tree = bracket(group.positions)
+def _combine(
+    room: Room,
+    mine: torch.Tensor,
+    offset: int,
+    combine: Combine,
+    out: torch.Tensor,
+    copy: torch.Tensor | None = None,
+) -> None:
+    """Combine the members' parts canonically into ``out``, which may be my own part, and ``copy``.
+
+    The others' parts are in their windows, at an offset of so many elements.
+    """
+    item, count = mine.element_size(), mine.numel()
+    left, right = bracket(room.group.positions)  # type: ignore[misc]  # more than one member
     parts = [
-        mine if member == group.me else window.input(room.step, mine, count, offset * item)
+        mine if member == room.group.me else window.input(room.step, mine, count, offset * item)
         for member, window in enumerate(room.windows)
     ]
     for a, b in pieces(0, count, item, BLOCK_BYTES):
-        spare = room.own.spare(mine, b - a)
-        _fold(tree, [part[a:b] for part in parts], combine, out[a:b], spare)
+        block, spare = [part[a:b] for part in parts], room.own.spare(mine, b - a)
+        # A block is read for the last time by the combination that writes the result.
+        combine(_fold(left, block, combine, spare), _fold(right, block, combine, spare[1:]), out[a:b])
+        if copy is not None:
+            copy[a:b].copy_(out[a:b])
 
 
 def _fold(
-    tree: Bracket, parts: list[torch.Tensor], combine: Combine, out: torch.Tensor, spare: list[torch.Tensor]
+    tree: Bracket, parts: list[torch.Tensor], combine: Combine, spare: list[torch.Tensor]
 ) -> torch.Tensor:
-    """What a bracket comes to: a part as it is, or a combination in ``out``. No part is written to."""
+    """What a bracket comes to: a part as it is, or a combination in spare memory. No part is written to."""
     if isinstance(tree, int):
         return parts[tree]
-    left = _fold(tree[0], parts, combine, out, spare)
-    right = _fold(tree[1], parts, combine, spare[0], spare[1:])
-    combine(left, right, out)
-    return out
+    left = _fold(tree[0], parts, combine, spare)
+    right = _fold(tree[1], parts, combine, spare[1:])
+    combine(left, right, spare[0])
+    return spare[0]
 
 
 # -- moving data -----------------------------------------------------------------------------------
@@ -219,9 +241,8 @@ def all_gather(room: Room, mine: torch.Tensor, outputs: Sequence[torch.Tensor]) 
     others = room.group.others
     for a, b in pieces(0, mine.numel(), mine.element_size(), INPUT_BYTES):
         room.own.input(room.step, mine, b - a).copy_(mine[a:b])
-        room.tell(others)
         outputs[room.group.me][a:b].copy_(mine[a:b])
-        yield room.hear(others)
+        yield from room.meet()
         for member in others:
             outputs[member][a:b].copy_(room.windows[member].input(room.step, mine, b - a))
         room.advance()
