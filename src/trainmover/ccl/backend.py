@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.group import TrainMoverGroup
+from trainmover.ccl.membership import Membership
 from trainmover.ccl.plugin import TrainMoverBackend, backend_road
 from trainmover.ccl.standalone import Standalone
 from trainmover.errors import ConfigError
@@ -66,20 +67,34 @@ def _create(options: Any, _backend_options: Any) -> Any:
     ranks = tuple(int(rank) for rank in options.global_ranks_in_group) or tuple(range(options.group_size))
     name = str(options.group_id)
     chosen = road()
+    # With torch's enable_reconfigure a group has no members before it is reconfigured.
+    later = bool(getattr(options, "enable_reconfigure", False))
+    place = int(options.group_rank), int(options.group_size)
+    if later:
+        ranks = (ranks[place[0]],)
     communicator = _communicator or _own(options, ranks)
     # A job has a limit of its own for its calls: torch's default of half an hour is none.
     limit = options.timeout.total_seconds() if _communicator is None else None
     communicator.add_group(name, ranks, limit)
+    group: TrainMoverBackend | TrainMoverGroup
     if chosen == "backend":
-        return TrainMoverBackend(communicator, name, ranks, _left, options.timeout)
-    group = TrainMoverGroup(communicator, name, ranks, _left)
-    group.setGroupName(name)
+        group = TrainMoverBackend(communicator, name, ranks, _left, options.timeout, place)
+    else:
+        group = TrainMoverGroup(communicator, name, ranks, _left)
+        group.setGroupName(name)
+    if _standalone is not None:
+        fixed = place if chosen == "backend" else None
+        group._membership = Membership(_standalone, group, place if later else None, fixed)
     return group
 
 
 def _own(options: Any, ranks: tuple[int, ...]) -> Communicator:
     """The process's own communicator, acquainted with the group's members."""
     global _standalone
+    if _standalone is not None and not dist.is_initialized():
+        # Torch has dropped its groups after an abort, without a word.
+        _standalone.close()
+        _standalone = None
     if _standalone is None:
         store, rank, world_size = options.store, int(options.group_rank), int(options.group_size)
         if dist.is_initialized():  # the default group is another backend's

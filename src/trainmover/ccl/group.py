@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from trainmover.ccl.collectives import Collectives
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.plugin import TrainMoverBackend, backend_road
+from trainmover.ccl.reconfigurable import Reconfigurable
 
 
-class TrainMoverGroup(Collectives, dist.ProcessGroup):
+class TrainMoverGroup(Reconfigurable, dist.ProcessGroup):
     """A process group whose links can be changed beneath it.
 
     Args:
@@ -38,22 +38,27 @@ class TrainMoverGroup(Collectives, dist.ProcessGroup):
         self._join(communicator, name, ranks, on_shutdown)
         self._name = name
         self._description = "undefined"
+        self._inner: TrainMoverBackend | None = None
         if backend_road():
             # Torch asks newer groups for what is behind them: devices, and who serves them in C++.
+            self._inner = TrainMoverBackend(communicator, name, ranks)
             self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-            inner = TrainMoverBackend(communicator, name, ranks)
             for device in ("cpu", "cuda"):
-                self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, inner)
+                self._register_backend(
+                    torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, self._inner
+                )
 
     def rank(self) -> int:
-        """Own group rank. It follows the process's place, which a promotion sets."""
-        return self._me
+        """Own group rank. It follows the process's place, which a promotion or a reconfigure sets."""
+        given = None if self._membership is None else self._membership.given
+        return self._me if given is None else given[0]
 
     getRank = rank
 
     def size(self) -> int:
-        """Number of members; never changes."""
-        return self._count
+        """Number of members."""
+        given = None if self._membership is None else self._membership.given
+        return self._count if given is None else given[1]
 
     getSize = size
 
@@ -83,14 +88,16 @@ class TrainMoverGroup(Collectives, dist.ProcessGroup):
     def group_desc(self) -> str:
         return self._description
 
-    def abort(self) -> None:
-        """Nothing to abort: a broken epoch ends its calls by itself."""
-
     def shutdown(self) -> None:
         """Close the group's links."""
         self._leave()
 
     # -- what newer versions of torch ask of the backend behind a group -----------------------------
+
+    def _renumber(self, ranks: tuple[int, ...]) -> None:
+        super()._renumber(ranks)
+        if self._inner is not None:
+            self._inner._renumber(ranks)
 
     @property
     def _device_types(self) -> list[torch.device]:

@@ -2,7 +2,8 @@
 
 Torch then keeps a process group of its own in front of it, with its dispatcher, hooks, debug
 wrapper and flight recorder, and a group can have one backend for each device.  The collectives are in
-:mod:`trainmover.ccl.collectives`; here is only what torch wants of the backend object itself.
+:mod:`trainmover.ccl.collectives`; here is only what torch wants of the backend object itself.  Its rank
+and size are fixed in C++, so a reconfigure can replace members here but not change their number.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
-from trainmover.ccl.collectives import Collectives
 from trainmover.ccl.communicator import Communicator
+from trainmover.ccl.reconfigurable import Reconfigurable
 
 
 @cache
@@ -30,7 +31,7 @@ def backend_road() -> bool:
     return True
 
 
-class TrainMoverBackend(Collectives, Backend):
+class TrainMoverBackend(Reconfigurable, Backend):
     """A backend whose links can be changed beneath it.
 
     Args:
@@ -39,6 +40,7 @@ class TrainMoverBackend(Collectives, Backend):
         ranks: global ranks by group rank; this process is one of them.
         on_shutdown: called when the group has closed its links.
         timeout: what torch shall say that the group's timeout is.
+        place: rank and size that torch shall be told, where they are not those of ``ranks``.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class TrainMoverBackend(Collectives, Backend):
         ranks: tuple[int, ...],
         on_shutdown: Callable[[], None] = lambda: None,
         timeout: timedelta = dist.default_pg_timeout,
+        place: tuple[int, int] | None = None,
     ) -> None:
-        Backend.__init__(self, ranks.index(communicator.rank), len(ranks))
+        Backend.__init__(self, *(place or (ranks.index(communicator.rank), len(ranks))))
         self._join(communicator, name, ranks, on_shutdown)
         self._timeout = timeout
 
@@ -84,9 +87,6 @@ class TrainMoverBackend(Collectives, Backend):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-
-    def abort(self) -> None:
-        """Nothing to abort: a broken epoch ends its calls by itself."""
 
     def shutdown(self) -> None:
         """Close the group's links."""

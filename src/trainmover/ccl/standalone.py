@@ -19,7 +19,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,8 +27,9 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from trainmover.ccl.communicator import Communicator
+from trainmover.ccl.communicator import Communicator, GroupInfo
 from trainmover.ccl.engine import Engine
+from trainmover.ccl.membership import Handle
 from trainmover.ccl.table import LinkTable, Peer, Plan, new_life
 from trainmover.errors import LinkError
 
@@ -71,11 +72,11 @@ class Standalone:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, limit: float) -> None:
-        self._store, self._limit, self._pid = store, limit, os.getpid()
+        self._store, self.limit, self._pid = store, limit, os.getpid()
         # A store can outlive the groups made with it: each round of making them has its own keys.
         self._round = store.add(f"trainmover/round/{rank}", 1)
-        secret = self._agree_on_secret()
-        table = LinkTable(JOB, new_life("rank", rank), secret, listening_host(store))
+        self._secret = self._agree_on_secret()
+        table = LinkTable(JOB, new_life("rank", rank), self._secret, listening_host(store))
         self._peers: dict[int, Peer] = {}
         self._positions: dict[int, int] = {}
         self._machines: dict[str, int] = {}
@@ -100,16 +101,43 @@ class Standalone:
         unknown = [rank for rank in ranks if rank not in self._peers]
         for rank in unknown:
             try:
-                self._store.wait([self._key(rank)], timedelta(seconds=self._limit))
+                self._store.wait([self._key(rank)], timedelta(seconds=self.limit))
             except RuntimeError as error:
                 raise LinkError(
-                    f"rank {self.communicator.rank}: rank {rank} did not come within {self._limit:g} s; "
+                    f"rank {self.communicator.rank}: rank {rank} did not come within {self.limit:g} s; "
                     "every rank of a group must make it"
                 ) from error
             address = Address.decode(self._store.get(self._key(rank)))
             beside = address.machine == self._machine
             self._peers[rank] = replace(address.peer, beside=beside)
             self._positions[rank] = self._machines.setdefault(address.machine, len(self._machines))
+
+    def handle(self) -> Handle:
+        """What others need to take this process into a group, as of now."""
+        table, comm = self._engine.table, self.communicator
+        own = Peer(table.host, table.port, table.life)
+        return Handle(own, self._machine, comm.rank, self._engine.epoch, self._secret.hex())
+
+    def trust(self, secret: bytes) -> None:
+        """Connect with those who know this secret from now on."""
+        self._secret = secret
+        self._engine.table.trust(secret)
+
+    def enter(self, plan: Plan, positions: Mapping[int, int], group: str, drop_pairs: bool) -> None:
+        """Begin a prepared epoch, in which the group is everybody and the ranks are the plan's.
+
+        Raises:
+            CallsOpen: calls of the current epoch are under way.
+        """
+        table, comm = self._engine.table, self.communicator
+        if drop_pairs:
+            self._engine.ask(lambda: table.drop_pairs(group))
+        self._engine.adopt(plan)
+        self._engine.fatal = None
+        self._peers, self._positions = dict(plan.peers), dict(positions)
+        comm.rank, comm.world_size, comm.positions = plan.rank, len(positions), self._positions
+        comm.groups[group] = GroupInfo(group, tuple(range(len(positions))), comm.groups[group].limit)
+        comm.plan = plan
 
     def close(self) -> None:
         """Say goodbye on every link and end the engine's thread."""

@@ -137,6 +137,10 @@ class LinkTable:
         """This process's own window in a group."""
         return self._connectors.windows.own(group)
 
+    def trust(self, secret: bytes) -> None:
+        """From now on make connections with those who know this secret; those that there are stay."""
+        self._connectors.trust(secret)
+
     def staging_bytes(self) -> int:
         """Bytes of staging memory held by all slots."""
         return sum(len(slot.staging) for slot in self._slots.values()) + self.pairs.staging_bytes()
@@ -169,6 +173,7 @@ class LinkTable:
         for link in sorted(plan.links):
             if self._current(plan, link):
                 counts["kept"] += 1
+                self._slots[link].connected.peer = link.other(plan.rank)
                 continue
             found = self._aside.pop((link, plan.life_of(link)), None)
             if found is None:
@@ -196,6 +201,11 @@ class LinkTable:
             if slot := self._slots.pop(link, None):
                 # The peer may drop it a little later: it is told that this end is no failure.
                 self._discard(slot.connection, over=True)
+
+    def drop_pairs(self, group: str) -> None:
+        """Close the links of a group that were made on demand: its ranks get other numbers."""
+        self.pairs.forget(group)
+        self.drop([link for link in self._slots if link.group == group and link.on_demand])
 
     def drop_group(self, group: str) -> None:
         """Close every link of a group (it was destroyed), and wait for none of it in a coming epoch."""
