@@ -25,7 +25,7 @@ import torch
 from torch.futures import Future
 
 from trainmover.ccl import algorithms
-from trainmover.ccl.engine import Engine, Steps, Walk
+from trainmover.ccl.engine import Begins, Engine, Steps, Walk
 from trainmover.ccl.table import Plan
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
@@ -67,6 +67,9 @@ class Call:
         device: the accelerator that the outputs are on; None for the CPU's memory.
         stream: makes the accelerator's stream on which results are delivered the current one.
         limit: seconds that it may take, instead of its group's.
+        begins: on which thread it begins: the engine's; ``here``, because that is short; or here because
+            the caller ``waits`` for its end at once.
+        drive: moves it on while somebody waits; see :meth:`Engine.drive`.
     """
 
     name: str
@@ -82,6 +85,8 @@ class Call:
     device: torch.device | None = None
     stream: Callable[[], AbstractContextManager[Any]] = nullcontext
     limit: float | None = None
+    begins: Begins = "engine"
+    drive: Callable[[Callable[[], bool]], None] | None = None
 
     @property
     def tag(self) -> int:
@@ -318,7 +323,8 @@ class Communicator:
                 lambda reason: self._unanswered(info, call, future, reason),
                 call.limit or info.limit or self.limit,
             )
-            self.engine.submit(key or name, walk)
+            call.drive = self.engine.drive
+            self.engine.submit(key or name, walk, call.begins)
         return future
 
     def _alone(self, info: GroupInfo, call: Call) -> None:

@@ -15,20 +15,20 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import os
 import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 from trainmover.ccl import frames
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.table import LinkTable, Plan
 from trainmover.ccl.tags import Mismatch
 from trainmover.ccl.walk import CallsOpen, EpochBroken, Steps, Walk
+from trainmover.ccl.wheel import Wheel
 from trainmover.errors import LinkError
 
 __all__ = ["CallsOpen", "Engine", "EpochBroken", "Steps", "Walk"]
@@ -41,6 +41,9 @@ EXACT_LIMIT_SECONDS = 10.0
 """Shorter limits than this are looked after one by one."""
 
 STOPPED = "the engine has stopped"
+
+Begins = Literal["engine", "here", "waits"]
+"""Where a walk begins: on the engine's thread, or on its caller's, who may be about to wait for its end."""
 
 
 class Engine:
@@ -70,17 +73,13 @@ class Engine:
         self._void: dict[int, str] = {}
         self._queues: dict[str, deque[Walk]] = {}
         self._runnable: deque[Walk] = deque()
-        self._calls: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = itertools.count()
         self._poll = select.epoll()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._awake = False
-        self._poll.register(self._wake_fd, select.EPOLLIN)
+        self._wheel = Wheel()
+        self._poll.register(self._wheel.fd, select.EPOLLIN)
         self._watched: dict[int, tuple[Connection, int]] = {}
         self._stopping = False
-        self._ended = False
-        self._door = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="trainmover-engine", daemon=True)
         table.attach(self)
         self._thread.start()
@@ -102,14 +101,7 @@ class Engine:
 
     def call(self, action: Callable[[], None]) -> bool:
         """Run ``action`` on the engine's thread. False: the engine has stopped, it will not run."""
-        with self._door:
-            if self._ended:
-                return False
-            self._calls.append(action)
-            if not self._awake:
-                self._awake = True
-                os.eventfd_write(self._wake_fd, 1)
-        return True
+        return self._wheel.ask(action)
 
     def ask(self, action: Callable[[], Any], limit: float = 30.0) -> Any:
         """Run ``action`` on the engine's thread and wait for what it returns.
@@ -129,10 +121,42 @@ class Engine:
             raise EpochBroken(STOPPED)
         return answer.result(limit)
 
-    def submit(self, key: str, walk: Walk) -> None:
-        """Queue a walk behind the earlier ones of the same key (a group's channel)."""
-        if not self.call(lambda: self._enqueue(key, walk)):
+    def submit(self, key: str, walk: Walk, begins: Begins = "engine") -> None:
+        """Queue a walk behind the earlier ones of the same key (a group's channel).
+
+        Args:
+            key: name of the queue.
+            walk: what to run.
+            begins: ``here``: on this thread, if it can; ``waits``: so too, and the caller then drives.
+        """
+        if begins != "engine" and self._wheel.take_if_free():
+            try:
+                self._run_calls()
+                self._enqueue(key, walk)
+                self._run_walks()
+            except BaseException as error:
+                self._failed(error)
+                raise
+            finally:
+                self._wheel.leave(guest=False, busy=begins == "here" and bool(self._queues))
+        elif not self.call(lambda: self._enqueue(key, walk)):
             walk.abort(STOPPED)
+
+    def drive(self, done: Callable[[], bool], limit: float = 3600.0) -> None:
+        """Run the engine on this thread until ``done()``, instead of waiting for its own thread to do so.
+
+        It may return earlier (the engine stops, another thread is at it): then wait as usual.
+        """
+        if done() or threading.current_thread() is self._thread or not self._wheel.take(limit):
+            return
+        try:
+            while not (done() or self._stopping):
+                self._turn()
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            self._wheel.leave(guest=True, busy=bool(self._queues))
 
     def run(self, key: str, label: str, body: Callable[[], Steps], limit: float) -> Any:
         """Submit a walk and wait for its result.
@@ -144,7 +168,8 @@ class Engine:
         walk = Walk(
             label, body, answer.set_result, lambda reason: answer.set_exception(EpochBroken(reason)), limit
         )
-        self.submit(key, walk)
+        self.submit(key, walk, "waits")
+        self.drive(answer.done)
         return answer.result(limit + 60.0)
 
     def adopt(self, plan: Plan) -> dict[str, int]:
@@ -195,34 +220,40 @@ class Engine:
         self.later(LIMIT_CHECK_SECONDS, self._check_limits)
         leave_at = 0.0
         while True:
-            try:
-                self._once()
-            except Exception as error:
-                log.exception("the engine failed")
-                self.fatal = error
-                self._break(f"the engine failed: {error!r}", None)
+            self._wheel.hold()
+            self._turn()
             if self._stopping:
                 now = time.monotonic()
                 leave_at = leave_at or now + 3.0
                 if now > leave_at or not any(c.wants_write for c in self.table.connections()):
                     break
+            self._wheel.let_go()
         self._broken, self._reason = True, STOPPED
         self._end_walks(STOPPED)
         self.table.close()
-        with self._door:
-            self._ended = True
-            self._poll.close()
-            os.close(self._wake_fd)
-        while self._calls:
-            self._guard(self._calls.popleft())
+        self._poll.close()
+        self._wheel.end()
+        self._run_calls()
+        self._wheel.let_go()
+
+    def _turn(self) -> None:
+        try:
+            self._once()
+        except Exception as error:
+            log.exception("the engine failed")
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        self.fatal = error if isinstance(error, Exception) else None
+        self._break(f"the engine failed: {error!r}", None)
 
     def _once(self) -> None:
         timeout = 0.2 if self._stopping else 5.0
         if self._timers:
             timeout = min(timeout, max(0.0, self._timers[0][0] - time.monotonic()))
-        for fd, events in self._poll.poll(0 if self._runnable or self._calls else timeout):
-            if fd == self._wake_fd:
-                os.eventfd_read(self._wake_fd)
+        for fd, events in self._poll.poll(0 if self._runnable or self._wheel.asked() else timeout):
+            if fd == self._wheel.fd:
+                self._wheel.heard()
                 continue
             entry = self._watched.get(fd)
             if entry is None:
@@ -235,11 +266,17 @@ class Engine:
                 connection.readable()
             if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
                 connection.hung_up()
-        self._awake = False
-        while self._calls:
-            self._guard(self._calls.popleft())
+        self._run_calls()
         while self._timers and self._timers[0][0] <= time.monotonic():
             self._guard(heapq.heappop(self._timers)[2])
+        self._run_walks()
+
+    def _run_calls(self) -> None:
+        actions = self._wheel.actions()
+        while actions:
+            self._guard(actions.popleft())
+
+    def _run_walks(self) -> None:
         while self._runnable:
             self._step(self._runnable.popleft())
 

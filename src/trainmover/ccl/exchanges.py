@@ -45,7 +45,9 @@ class Exchanges(Launcher):
         def walk(group: Group, tag: int) -> Steps:
             return algorithms.broadcast(group, flat, root, tag)
 
-        return self._launch(Call("broadcast", f"{shape(tensor)}, root {root}", [tensor], True, walk), memory)
+        return self._launch(
+            Call("broadcast", f"{shape(tensor)}, root {root}", [tensor], True, walk), memory, opts
+        )
 
     # -- all_gather ----------------------------------------------------------------------------
 
@@ -54,7 +56,7 @@ class Exchanges(Launcher):
             one_list(outputs, self._count, "all_gather"), one(inputs, "all_gather")
         )
         call.value = [outputs[0]]
-        return self._launch(call, memory)
+        return self._launch(call, memory, opts)
 
     def allgather_coalesced(
         self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None
@@ -68,7 +70,7 @@ class Exchanges(Launcher):
         return self._launch_all(calls, output_lists)
 
     def all_gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> dist.Work:
-        return self._launch(*self._all_gather_into(output, mine))
+        return self._launch(*self._all_gather_into(output, mine), opts)
 
     _allgather_base = all_gather_single
 
@@ -124,7 +126,7 @@ class Exchanges(Launcher):
         call = Call("gather", f"{shape(mine)}, root {root}", list(parts), False, walk, peer=root)
         if parts:
             call.value = [parts]
-        return self._launch(call, memory)
+        return self._launch(call, memory, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         output, memory = one(outputs, "scatter"), Memory()
@@ -140,7 +142,9 @@ class Exchanges(Launcher):
         def walk(group: Group, tag: int) -> Steps:
             return algorithms.scatter(group, sources, flat, root, tag)
 
-        return self._launch(Call("scatter", f"{shape(output)}, root {root}", [output], False, walk), memory)
+        return self._launch(
+            Call("scatter", f"{shape(output)}, root {root}", [output], False, walk), memory, opts
+        )
 
     # -- all_to_all ----------------------------------------------------------------------------
 
@@ -151,7 +155,7 @@ class Exchanges(Launcher):
         same_dtype("all_to_all", *outputs, *inputs)
         sources = [memory.read(tensor) for tensor in inputs]
         flats = [memory.write(tensor) for tensor in outputs]
-        return self._all_to_all(list(outputs), flats, sources, memory)
+        return self._all_to_all(list(outputs), flats, sources, memory, opts)
 
     def all_to_all_single(
         self,
@@ -165,16 +169,16 @@ class Exchanges(Launcher):
         same_dtype(name, output, whole)
         sources = split(memory.read(whole), whole, input_splits, size, name)
         flats = split(memory.write(output), output, output_splits, size, name)
-        return self._all_to_all([output], flats, sources, memory)
+        return self._all_to_all([output], flats, sources, memory, opts)
 
     alltoall_base = all_to_all_single
 
     def _all_to_all(
-        self, outputs: Tensors, flats: Tensors, sources: Sequence[torch.Tensor], memory: Memory
+        self, outputs: Tensors, flats: Tensors, sources: Sequence[torch.Tensor], memory: Memory, opts: Any
     ) -> dist.Work:
         fits("all_to_all", "the own output", flats[self._me].numel(), sources[self._me].numel())
 
         def walk(group: Group, tag: int) -> Steps:
             return algorithms.all_to_all(group, sources, flats, tag)
 
-        return self._launch(Call("all_to_all", str(sources[0].dtype), outputs, False, walk), memory)
+        return self._launch(Call("all_to_all", str(sources[0].dtype), outputs, False, walk), memory, opts)

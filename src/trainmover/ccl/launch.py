@@ -59,8 +59,12 @@ class Launcher:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _launch(self, call: Call, memory: Memory, key: str | None = None) -> dist.Work:
+    def _launch(self, call: Call, memory: Memory, opts: Any = None, key: str | None = None) -> dist.Work:
         """Hand a call over; ``key`` names a queue of its own, else it waits for the group's earlier calls."""
+        if key is not None:
+            call.begins = "here"
+        elif not getattr(opts, "asyncOp", True):
+            call.begins = "waits"
         return work_of(self._begin(call, memory, key), call)
 
     def _launch_all(self, calls: Sequence[tuple[Call, Memory]], value: Any) -> dist.Work:

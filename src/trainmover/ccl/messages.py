@@ -48,7 +48,7 @@ class Messages(Launcher):
             return algorithms.send(group, flat, peer, frame_tag)
 
         call = Call(MESSAGE, f"tag {tag}", [], True, walk, peer=peer)
-        return self._launch(call, memory, f"to {peer}")
+        return self._launch(call, memory, key=f"to {peer}")
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> dist.Work:
         tensor, memory = one(tensors, "recv"), Memory()
@@ -61,7 +61,7 @@ class Messages(Launcher):
 
         # Receives wait beside each other: the peer may send in another order, by tag.
         call = Call(MESSAGE, f"tag {tag}", [tensor], False, walk)
-        return self._launch(call, memory, f"receive {next(_numbers)}")
+        return self._launch(call, memory, key=f"receive {next(_numbers)}")
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive from whoever sends with this tag; the Work's ``source_rank()`` says who it was."""
@@ -72,7 +72,7 @@ class Messages(Launcher):
             return algorithms.receive_any(group, flat, frame_tag)
 
         call = Call(MESSAGE, f"tag {tag}", [tensor], False, walk)
-        return self._launch(call, memory, f"receive {next(_numbers)}")
+        return self._launch(call, memory, key=f"receive {next(_numbers)}")
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False, **_: Any

@@ -43,7 +43,7 @@ class Reductions(Launcher):
         tensor = one(tensors, "all_reduce")
         if tensor.layout is torch.sparse_coo:
             return self.allreduce_sparse(tensors, opts)
-        return self._launch(*self._all_reduce(tensor, operation_of(opts)))
+        return self._launch(*self._all_reduce(tensor, operation_of(opts)), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         operation = operation_of(opts)
@@ -75,7 +75,7 @@ class Reductions(Launcher):
                 tensor.copy_(total.coalesce())
 
         detail = f"SUM, sparse {tuple(tensor.shape)} x {tensor.dtype}"
-        return self._launch(Call("all_reduce", detail, [tensor], True, walk), Memory())
+        return self._launch(Call("all_reduce", detail, [tensor], True, walk), Memory(), opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         tensor, operation = one(tensors, "reduce"), operation_of(opts)
@@ -93,7 +93,7 @@ class Reductions(Launcher):
                 finish(operation.name, flat, size)
 
         detail = f"{operation.name}, {shape(tensor)}, root {root}"
-        return self._launch(Call("reduce", detail, [tensor], True, walk), memory)
+        return self._launch(Call("reduce", detail, [tensor], True, walk), memory, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist.Work:
         output = one(outputs, "reduce_scatter")
@@ -101,11 +101,11 @@ class Reductions(Launcher):
         same_dtype("reduce_scatter", output, *parts)
         whole = torch.cat([part.detach().reshape(-1) for part in parts])
         counts = [part.numel() for part in parts]
-        return self._launch(*self._reduce_scatter(output, whole, counts, operation_of(opts)))
+        return self._launch(*self._reduce_scatter(output, whole, counts, operation_of(opts)), opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> dist.Work:
         counts = [output.numel()] * self._count
-        return self._launch(*self._reduce_scatter(output, whole, counts, operation_of(opts)))
+        return self._launch(*self._reduce_scatter(output, whole, counts, operation_of(opts)), opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -126,7 +126,7 @@ class Reductions(Launcher):
         call, _ = self._all_reduce(token, Operation("MAX"))
         timeout = None if opts is None else opts.timeout
         limit = timeout.total_seconds() if timeout and timeout > timedelta(0) else None
-        return self._launch(Call("barrier", "", [], True, call.walk, limit=limit), memory)
+        return self._launch(Call("barrier", "", [], True, call.walk, limit=limit), memory, opts)
 
     # -- calls ---------------------------------------------------------------------------------
 

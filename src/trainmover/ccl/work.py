@@ -48,6 +48,8 @@ class TrainMoverWork(Work):
             if not ended.wait(timeout.total_seconds()):
                 name = "a call" if self._call is None else f"{self._call.name} ({self._call.detail})"
                 raise LinkError(f"{name} did not end within {timeout.total_seconds():g} s")
+        if self._call is not None and self._call.drive is not None:
+            self._call.drive(self._future.done)
         self._future.wait()
         return True
 
