@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given
@@ -44,15 +45,42 @@ def test_small_groups_are_a_full_mesh(size: int) -> None:
     assert set(edges(ranks, 1)) == set(itertools.combinations(ranks, 2))
 
 
-@given(st.integers(MESH_LIMIT + 1, 80), st.integers(1, 8))
+@given(st.integers(MESH_LIMIT + 1, 80), st.integers(1, 20))
 def test_large_groups_have_the_tree_and_the_ring(size: int, ranks_per_machine: int) -> None:
-    """Above the mesh limit there are the canonical tree's edges and one ring, and no more."""
+    """Above the mesh limit there are the canonical tree and one ring, and without layers no more."""
     ranks = tuple(range(size))
-    found = set(edges(ranks, ranks_per_machine))
     tree = merges(tuple(rank // ranks_per_machine for rank in ranks))
     ring = [(rank, (rank + 1) % size) for rank in ranks]
-    assert found == {(min(pair), max(pair)) for pair in (*tree, *ring)}
-    assert len(found) < 2 * size
+    plain = {(min(pair), max(pair)) for pair in (*tree, *ring)}
+    assert set(edges(ranks, ranks_per_machine, layered=False)) == plain
+    assert len(plain) < 2 * size
+    if ranks_per_machine in (1, *range(MESH_LIMIT + 1, 99)) or size % ranks_per_machine:
+        assert set(edges(ranks, ranks_per_machine)) == plain
+
+
+@given(st.integers(2, 20), st.integers(2, 8), st.randoms())
+def test_even_machines_have_meshes_and_lanes(machines: int, per_machine: int, luck: random.Random) -> None:
+    """With the same number of members on each machine, whatever their order, a large group is layered.
+
+    Every two members of a machine have a link, and so have the members in the same place of two machines
+    wherever their reduction needs it; beside that there is only the ring.
+    """
+    ranks = list(range(machines * per_machine))
+    luck.shuffle(ranks)
+    found = set(edges(tuple(ranks), per_machine))
+    inside = [
+        [rank for rank in ranks if rank // per_machine == m] for m in {r // per_machine: 0 for r in ranks}
+    ]
+    wanted = {frozenset(pair) for cell in inside for pair in itertools.combinations(cell, 2)}
+    for lane in zip(*inside, strict=True):
+        places = tuple(range(machines))
+        pairs = itertools.combinations(places, 2) if machines <= MESH_LIMIT else merges(places)
+        wanted |= {frozenset((lane[i], lane[j])) for i, j in pairs}
+    have = {frozenset(pair) for pair in found}
+    ring = {frozenset(pair) for pair in zip(ranks, (*ranks[1:], ranks[0]), strict=True)}
+    assert wanted <= have
+    if len(ranks) > MESH_LIMIT:
+        assert have == wanted | ring
 
 
 @given(st.data(), layouts(max_machines=16))
@@ -77,13 +105,13 @@ def test_the_canonical_walk_finds_its_links(data: st.DataObject, layout: Layout)
 
 
 def test_links_per_rank_stay_few_at_scale() -> None:
-    """In a group of 4,096 ranks nobody holds more links than a tree and a ring need."""
+    """In a group of 4,096 ranks nobody holds more links than a machine, a tree and a ring need."""
     degree: dict[int, int] = {}
     for a, b in edges(tuple(range(4096)), 8):
         degree[a] = degree.get(a, 0) + 1
         degree[b] = degree.get(b, 0) + 1
     assert set(degree) == set(range(4096))
-    assert max(degree.values()) <= 12 + 2
+    assert max(degree.values()) <= 7 + 9 + 2, "seven neighbours, a lane's tree of 512, a ring"
 
 
 @given(layouts())
@@ -104,7 +132,7 @@ def test_the_boundary_of_one_rank_is_empty() -> None:
 
 def test_a_large_boundary_holds_guardian_links_too() -> None:
     """Above the mesh limit the guardian's link is added to tree and ring."""
-    plain = group_links(WORLD, BOUNDARY, tuple(range(64)), 4)
+    plain = {link(WORLD, BOUNDARY, a, b) for a, b in edges(tuple(range(64)), 4, layered=False)}
     assert plain < boundary_links(64, 4)
     assert link(WORLD, BOUNDARY, 5, 9) in boundary_links(64, 4) - plain
 

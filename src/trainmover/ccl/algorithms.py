@@ -3,8 +3,9 @@
 Up to ``MESH_LIMIT`` members a group is a full mesh (:mod:`walks`), above it a tree and a ring
 (:mod:`tree_walks`); the links follow the same limit.  What no tree or ring does well (every member has
 something for every other one) runs as on a mesh, over links made on demand.  A mesh whose members are
-all on one machine moves larger tensors through shared windows (:mod:`shared_walks`).  Results have the
-same bits either way.
+all on one machine moves larger tensors through shared windows (:mod:`shared_walks`); with equally many
+members on each of several machines, large sums are made in layers (:mod:`layered_walks`).  Results have
+the same bits in every case.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from trainmover.ccl import shared_walks, tree_walks, walks
+from trainmover.ccl import layered_walks, shared_walks, tree_walks, walks
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.tags import MESSAGE
 from trainmover.ccl.view import Group
 from trainmover.ccl.walk import Steps
+from trainmover.topology.bracket import cells
 from trainmover.topology.links import MESH_LIMIT
+from trainmover.topology.members import is_layered
 
 receive_any = walks.receive_any
 
 SHARED_BYTES = 64 * 1024
 """From this size on a tensor goes through shared windows; frames are quicker for less."""
+
+LAYERED_BYTES = 64 * 1024
+"""From this size on a sum over machines with several members each is made inside the machines first."""
 
 
 def _mesh(group: Group) -> Group:
@@ -34,6 +40,11 @@ def _mesh(group: Group) -> Group:
 def _together(group: Group) -> bool:
     """True when all members are on one machine and joined by links."""
     return 1 < group.size <= MESH_LIMIT and len(set(group.positions)) == 1
+
+
+def _layered(group: Group) -> bool:
+    """True when the group has equally many members on each of several machines."""
+    return is_layered([len(cell) for cell in cells(group.positions)])
 
 
 def on_demand(name: str, size: int, peer: int | None) -> Iterable[int]:
@@ -55,6 +66,8 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.all_reduce(room, flat, combine))
+    if flat.nbytes >= LAYERED_BYTES and _layered(group):
+        return (yield from layered_walks.all_reduce(group, flat, combine, tag))
     walk = walks.all_reduce if group.size <= MESH_LIMIT else tree_walks.all_reduce
     return (yield from walk(group, flat, combine, tag))
 
@@ -97,12 +110,11 @@ def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
 
 def all_gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor], tag: int) -> Steps:
     """Every member ends with everybody's tensor; ``outputs`` by group rank."""
-    even = all(output.numel() == mine.numel() for output in outputs)
-    if even and mine.nbytes * group.size >= SHARED_BYTES and _together(group):
+    if sum(output.nbytes for output in outputs) >= SHARED_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.all_gather(room, mine, outputs))
-    if group.size > MESH_LIMIT and even:
+    if group.size > MESH_LIMIT and all(output.numel() == mine.numel() for output in outputs):
         return (yield from tree_walks.all_gather(group, mine, outputs, tag))
     return (yield from walks.all_gather(_mesh(group), mine, outputs, tag))
 

@@ -237,14 +237,18 @@ def _fold(
 
 
 def all_gather(room: Room, mine: torch.Tensor, outputs: Sequence[torch.Tensor]) -> Steps:
-    """Every member ends with everybody's tensor, all of one size; ``outputs`` by group rank."""
-    others = room.group.others
-    for a, b in pieces(0, mine.numel(), mine.element_size(), INPUT_BYTES):
-        room.own.input(room.step, mine, b - a).copy_(mine[a:b])
-        outputs[room.group.me][a:b].copy_(mine[a:b])
+    """Every member ends with everybody's tensor; ``outputs`` by group rank, and sizes may differ."""
+    group = room.group
+    if outputs[group.me] is not mine:
+        outputs[group.me].copy_(mine)
+    longest = max(output.numel() for output in outputs)
+    for a, b in pieces(0, longest, mine.element_size(), INPUT_BYTES):
+        part = mine[a:b]
+        room.own.input(room.step, part, part.numel()).copy_(part)
         yield from room.meet()
-        for member in others:
-            outputs[member][a:b].copy_(room.windows[member].input(room.step, mine, b - a))
+        for member in group.others:
+            part = outputs[member][a:b]
+            part.copy_(room.windows[member].input(room.step, part, part.numel()))
         room.advance()
 
 

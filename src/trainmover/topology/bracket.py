@@ -30,11 +30,16 @@ def bracket(positions: tuple[int, ...]) -> Bracket:
     """
     if not positions:
         raise ValueError("a group has at least one member")
+    return _balanced([_balanced(cell) for cell in cells(positions)])
+
+
+@cache
+def cells(positions: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The members by machine, machines in the order in which the group meets them."""
     by_machine: dict[int, list[int]] = {}
     for member, position in enumerate(positions):
         by_machine.setdefault(position, []).append(member)
-    inside: list[Bracket] = [_balanced(list(members)) for members in by_machine.values()]
-    return _balanced(inside)
+    return tuple(tuple(members) for members in by_machine.values())
 
 
 def _balanced(parts: Sequence[Bracket]) -> Bracket:

@@ -1,10 +1,9 @@
 """Links and topologies: who must be connected to whom, as a pure function of the ranks.
 
 A *link* joins two ranks in one group and channel.  A *topology* is the set of links that the
-walks of a group need: every pair while the group is small (one hop, whole bandwidth), else the
-edges of the canonical reduction tree plus a ring.  A *seated* link also names the machines at
-its ends; that is what changes in a replacement, so the delta of two layouts is a set difference
-of seated links.
+walks of a group need (:mod:`trainmover.topology.members` names the shapes).  A *seated* link also
+names the machines at its ends; that is what changes in a replacement, so the delta of two layouts
+is a set difference of seated links.
 
 Every topology can be asked for in two ways, and tests hold them together: whole (``edges``,
 ``group_links``, ``boundary_links``, ``links_of``), by walking all members and the bracketing itself;
@@ -13,13 +12,21 @@ and of one rank (``links_in``, ``links_at``), in a time that grows with the loga
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from trainmover.topology.bracket import merges
+from trainmover.topology.bracket import cells, merges
 from trainmover.topology.groups import Groups
 from trainmover.topology.layout import Layout, guardian_of
-from trainmover.topology.members import MESH_LIMIT, Listed, Row, boundary_partners, partners
+from trainmover.topology.members import (
+    MESH_LIMIT,
+    Listed,
+    Row,
+    boundary_partners,
+    is_layered,
+    partners,
+)
 
 __all__ = [
     "BOUNDARY",
@@ -99,31 +106,40 @@ def pair_link(group: str, sender: int, receiver: int) -> Link:
     return link(group, TO_HIGHER if sender < receiver else TO_LOWER, sender, receiver)
 
 
-def edges(ranks: tuple[int, ...], ranks_per_machine: int) -> Iterator[tuple[int, int]]:
+def edges(
+    ranks: tuple[int, ...], ranks_per_machine: int, *, layered: bool = True
+) -> Iterator[tuple[int, int]]:
     """Pairs of global ranks that a group's walks use.
 
     Args:
         ranks: global ranks of the group by group rank.
         ranks_per_machine: K of the layout; gives each rank's position.
+        layered: False for the boundary, whose messages are too small to gain by more links.
     """
-    return placed_edges(ranks, tuple(rank // ranks_per_machine for rank in ranks))
+    return placed_edges(ranks, tuple(rank // ranks_per_machine for rank in ranks), layered=layered)
 
 
-def placed_edges(ranks: tuple[int, ...], positions: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def placed_edges(
+    ranks: tuple[int, ...], positions: tuple[int, ...], *, layered: bool = True
+) -> Iterator[tuple[int, int]]:
     """The same for members on any machines: ``positions`` has each member's, by group rank."""
     size = len(ranks)
     if size <= MESH_LIMIT:
-        for i in range(size):
-            for j in range(i + 1, size):
-                yield ranks[i], ranks[j]
+        for i, j in itertools.combinations(range(size), 2):
+            yield ranks[i], ranks[j]
         return
-    seen: set[tuple[int, int]] = set()
-    ring = ((i, (i + 1) % size) for i in range(size))
-    for i, j in (*merges(positions), *ring):
-        pair = (min(i, j), max(i, j))
-        if pair not in seen:
-            seen.add(pair)
-            yield ranks[pair[0]], ranks[pair[1]]
+    pairs: list[tuple[int, int]] = [*merges(positions), *((i, (i + 1) % size) for i in range(size))]
+    inside = cells(positions)
+    if layered and is_layered([len(cell) for cell in inside]):
+        for cell in inside:
+            pairs += itertools.combinations(cell, 2)
+        for lane in zip(*inside, strict=True):
+            if len(lane) <= MESH_LIMIT:
+                pairs += itertools.combinations(lane, 2)
+            else:
+                pairs += ((lane[i], lane[j]) for i, j in merges(tuple(range(len(lane)))))
+    for i, j in dict.fromkeys((min(pair), max(pair)) for pair in pairs):
+        yield ranks[i], ranks[j]
 
 
 def group_links(group: str, channel: str, ranks: tuple[int, ...], ranks_per_machine: int) -> frozenset[Link]:
@@ -140,7 +156,8 @@ def placed_links(
 
 def boundary_links(world_size: int, ranks_per_machine: int) -> frozenset[Link]:
     """Links of the iteration boundary: the world's own topology, and each rank to its guardian."""
-    found = set(group_links(WORLD, BOUNDARY, tuple(range(world_size)), ranks_per_machine))
+    pairs = edges(tuple(range(world_size)), ranks_per_machine, layered=False)
+    found = {link(WORLD, BOUNDARY, a, b) for a, b in pairs}
     for rank in range(world_size):
         guardian = guardian_of(rank, world_size, ranks_per_machine)
         if guardian != rank:

@@ -6,6 +6,11 @@ members on its own machine, and that machine's place among the group's machines.
 part of a group that sits on one machine; the canonical bracketing is a balanced tree inside each
 cell and one over the cells, in the order in which the group meets the machines.
 
+Three shapes.  A small group is a *mesh*: every pair, one hop, the whole bandwidth.  A larger one has
+the edges of the canonical reduction tree and a ring.  Where it has the same number of members, two
+to ``MESH_LIMIT``, on each of several machines, it is *layered* as well: a mesh in every cell, and for
+each place in a cell a *lane* that joins the members in this place (a mesh, or their reduction tree).
+
 :class:`Row` answers by arithmetic: equally spaced ranks, which is what a dimension of a grid gives.
 :class:`Listed` takes any ranks in any order and keeps an index.  :func:`partners` gives one
 member's links; the boundary's, which has the world as its group, have functions of their own.
@@ -13,7 +18,7 @@ member's links; the boundary's, which has the world as its group, have functions
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -21,7 +26,12 @@ from typing import Protocol
 from trainmover.topology.layout import guardian_of, ward_of
 
 MESH_LIMIT = 16
-"""Up to this many members a group is a full mesh; above it, a tree and a ring."""
+"""Up to this many members a group, a cell or a lane is a full mesh."""
+
+
+def is_layered(widths: Collection[int]) -> bool:
+    """Whether a large group whose cells have these numbers of members is layered."""
+    return len(widths) > 1 and len(set(widths)) == 1 and 1 < next(iter(widths)) <= MESH_LIMIT
 
 
 class Members(Protocol):
@@ -50,6 +60,10 @@ class Members(Protocol):
 
     def member(self, cell: int, place: int, ranks_per_machine: int) -> int:
         """The index of the member in this place of a cell."""
+        ...
+
+    def even_width(self, ranks_per_machine: int) -> int | None:
+        """Members in a cell, where all cells have the same number."""
         ...
 
 
@@ -99,7 +113,6 @@ class Row:
         return min(self.size, max(0, -((self.first - low) // self.stride)))
 
     def even_width(self, ranks_per_machine: int) -> int | None:
-        """Members in a cell, where all cells have the same number."""
         if self.stride >= ranks_per_machine:
             return 1
         if self.cells(ranks_per_machine) == 1:
@@ -121,6 +134,7 @@ class Listed:
         self._per_machine = 0
         self._cells: list[list[int]] = []
         self._cell_of: list[tuple[int, int]] = []
+        self._even: int | None = None
 
     @property
     def size(self) -> int:
@@ -154,6 +168,10 @@ class Listed:
         self._divide(ranks_per_machine)
         return self._cells[cell][place]
 
+    def even_width(self, ranks_per_machine: int) -> int | None:
+        self._divide(ranks_per_machine)
+        return self._even
+
     def _divide(self, ranks_per_machine: int) -> None:
         if self._per_machine == ranks_per_machine:
             return
@@ -165,6 +183,8 @@ class Listed:
                 self._cells.append([])
             self._cell_of.append((cell, len(self._cells[cell])))
             self._cells[cell].append(index)
+        widths = {len(cell) for cell in self._cells}
+        self._even = widths.pop() if len(widths) == 1 else None
 
 
 def members_of(ranks: Sequence[int]) -> Row | Listed:
@@ -194,13 +214,27 @@ def tree_partners(size: int, part: int) -> Iterator[int]:
             low = middle
 
 
-def partners(members: Members, index: int, ranks_per_machine: int) -> set[int]:
-    """Indexes of the members that one member has links with: a mesh, or tree and ring."""
+def partners(members: Members, index: int, ranks_per_machine: int, *, layered: bool = True) -> set[int]:
+    """Indexes of the members that one member has links with.
+
+    Args:
+        members: the group.
+        index: which member.
+        ranks_per_machine: K of the layout.
+        layered: False for the boundary, which is never layered.
+    """
     size = members.size
     if size <= MESH_LIMIT:
         return {other for other in range(size) if other != index}
     cell, place, width = members.cell_of(index, ranks_per_machine)
     found = {(index - 1) % size, (index + 1) % size}
+    if layered and _lanes(members, ranks_per_machine):
+        cells = members.cells(ranks_per_machine)
+        found.update(members.member(cell, other, ranks_per_machine) for other in range(width))
+        lane = range(cells) if cells <= MESH_LIMIT else tree_partners(cells, cell)
+        found.update(members.member(other, place, ranks_per_machine) for other in lane)
+        found.discard(index)
+        return found
     found.update(members.member(cell, other, ranks_per_machine) for other in tree_partners(width, place))
     if place == 0:
         cells = members.cells(ranks_per_machine)
@@ -208,15 +242,26 @@ def partners(members: Members, index: int, ranks_per_machine: int) -> set[int]:
     return found
 
 
-def pairs_in(members: Row | Listed, ranks_per_machine: int) -> int:
+def _lanes(members: Members, ranks_per_machine: int) -> int:
+    """Number of lanes of a large group; 0 when it is not layered."""
+    width, cells = members.even_width(ranks_per_machine), members.cells(ranks_per_machine)
+    return width if width is not None and is_layered([width] * min(cells, 2)) else 0
+
+
+def pairs_in(members: Row | Listed, ranks_per_machine: int, *, layered: bool = True) -> int:
     """Number of links of a group; in closed form where its cells are even."""
     size = members.size
     if size <= MESH_LIMIT:
         return size * (size - 1) // 2
     width = members.even_width(ranks_per_machine) if isinstance(members, Row) else None
     if width is None:
-        return sum(len(partners(members, index, ranks_per_machine)) for index in range(size)) // 2
+        ends = (len(partners(members, index, ranks_per_machine, layered=layered)) for index in range(size))
+        return sum(ends) // 2
     cells = size // width
+    if layered and _lanes(members, ranks_per_machine):
+        lane = cells * (cells - 1) // 2 if cells <= MESH_LIMIT else cells - 1
+        # The ring runs inside the cells, but for one step from each to the next, which changes lanes.
+        return cells * (width * (width - 1) // 2) + width * lane + cells
     # A merge of two parts that are neighbours in the group runs over a link of the ring.
     shared = cells * twos(width) + (twos(cells) if width == 1 else 0)
     return size - 1 + size - shared
@@ -232,7 +277,7 @@ def twos(size: int) -> int:
 
 def boundary_partners(rank: int, world_size: int, ranks_per_machine: int) -> set[int]:
     """Ranks that a rank's boundary links lead to: the world's topology, its guardian and its ward."""
-    found = partners(Row(0, 1, world_size), rank, ranks_per_machine)
+    found = partners(Row(0, 1, world_size), rank, ranks_per_machine, layered=False)
     found.add(guardian_of(rank, world_size, ranks_per_machine))
     found.add(ward_of(rank, world_size, ranks_per_machine))
     found.discard(rank)
@@ -241,7 +286,7 @@ def boundary_partners(rank: int, world_size: int, ranks_per_machine: int) -> set
 
 def boundary_total(world_size: int, ranks_per_machine: int) -> int:
     """Number of the boundary's links, in closed form."""
-    pairs = pairs_in(Row(0, 1, world_size), ranks_per_machine)
+    pairs = pairs_in(Row(0, 1, world_size), ranks_per_machine, layered=False)
     machines = world_size // ranks_per_machine
     if world_size <= MESH_LIMIT or ranks_per_machine == 1 or machines == 1:
         return pairs  # guardians are reached by the mesh, by the ring, or not at all
