@@ -98,7 +98,8 @@ class Memory:
         if fill:
             with torch.cuda.stream(stream):
                 host.copy_(plain, non_blocking=True)
-            self._arrived = stream.record_event()
+            self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._arrived.record(stream)
         if back:
             self._back.append(partial(plain.copy_, host, non_blocking=True))
         return host.view(-1)
