@@ -26,7 +26,7 @@ SPARE = 3
 LIMIT = timedelta(seconds=20)
 NEWER = hasattr(dist.distributed_c10d, "_reconfigure")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 Case = Callable[["Player"], Any]
 CASES: dict[str, Case] = {}
@@ -43,6 +43,7 @@ class Player:
     def __init__(self, me: int, name: str, folder: str) -> None:
         self.me, self.name, self.folder = me, name, folder
         self.store = dist.FileStore(f"{folder}/{name}", SPARE + 1)
+        self.store.set_timeout(2 * LIMIT)
         self.round = 0
 
     def begin(self) -> None:

@@ -21,7 +21,7 @@ NAMES = [*checks.CHECKS, *api.LIKE_GLOO, *api.BEYOND]
 # Torch passes only wait and get_future on to a Python Work behind a backend.
 NOT_ON_BACKEND = ("async_calls", "messages_from_anybody", "messages_from_anybody_in_a_group", "works_tell")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def everything(rank: int, size: int, folder: str) -> dict[str, dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ import pytest
 from trainmover.ccl.standalone import IDENTITY, machine_identity
 from trainmover.errors import LinkError
 
-LIMIT = 60.0
+LIMIT = 120.0
 DIES = "dies without a word"
 
 pytestmark = pytest.mark.slow
 
 
-def spawn(body: Callable[..., Any], size: int, folder: Path) -> list[Any]:
-    """Run ``body(rank, size, folder)`` in real processes; their answers by rank."""
+def spawn(body: Callable[..., Any], size: int, folder: Path, limit: float = LIMIT) -> list[Any]:
+    """Run ``body(rank, size, folder)`` in real processes; their answers by rank, within ``limit`` seconds."""
+    until = time.monotonic() + limit
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     try:
@@ -32,7 +34,10 @@ def spawn(body: Callable[..., Any], size: int, folder: Path) -> list[Any]:
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        answers = [pipe.recv() if pipe.poll(LIMIT) else ("error", "nothing heard") for pipe in pipes]
+        answers = [
+            pipe.recv() if pipe.poll(max(0.0, until - time.monotonic())) else ("error", "nothing heard")
+            for pipe in pipes
+        ]
         wrong = [f"rank {rank}: {value}" for rank, (kind, value) in enumerate(answers) if kind != "done"]
         assert not wrong, "\n".join(wrong)
         for process in processes:
