@@ -96,3 +96,17 @@ def test_a_ranks_links_are_those_of_the_layout(make_world: MakeWorld, machines: 
         assert all(rank in (item.low, item.high) for item in comm.links())
         found |= comm.links()
     assert found == links_of(layout, groups)
+
+
+def test_a_faster_rank_may_have_left_already(world: MakeWorld) -> None:
+    """A group that the peer has made and destroyed meanwhile is made all the same, and without waiting."""
+    made = world(2)
+    quick = link("quick", "collective", 0, 1)
+    fast, slow = made[quick.dialler], made[quick.other(quick.dialler)]
+    fast.comm.add_group("quick", (0, 1))
+    fast.comm.remove_group("quick")
+    aside = slow.engine.table._aside
+    wait_until(lambda: any(one.ended for _, one in aside.values()), "the slow rank sees the fast one leave")
+    slow.comm.add_group("quick", (0, 1))
+    slow.comm.remove_group("quick")
+    made.check()

@@ -275,9 +275,18 @@ class Communicator:
 
     def _connect(self, current: Plan, info: GroupInfo, links: frozenset[Link]) -> None:
         plan = Plan(current.epoch, self.rank, current.peers, links, current.limit)
-        ready = threading.Event()
+        ready, errors = threading.Event(), list[LinkError]()
         table = self.engine.table
-        self.engine.call(lambda: table.extend(plan, lambda *_: ready.set()))
+
+        def made(*_: object) -> None:
+            # In the same moment: a faster peer may have used the group and left it before this rank wakes.
+            try:
+                table.install(plan)
+            except LinkError as error:
+                errors.append(error)
+            ready.set()
+
+        self.engine.call(lambda: table.extend(plan, made))
         until = time.monotonic() + plan.limit
         while not ready.wait(LOOK_SECONDS):
             late = time.monotonic() > until
@@ -290,7 +299,8 @@ class Communicator:
                 f"rank {self.rank}: the links of process group {info.name!r} (ranks {info.ranks}) were not "
                 f"made within {plan.limit:g} s; every rank must create the same groups in the same order"
             )
-        self.engine.ask(lambda: table.install(plan))
+        if errors:
+            raise errors[0]
 
     def view(self, name: str, ranks: tuple[int, ...], channel: str = COLLECTIVE) -> Group:
         """A group as walks see it from this rank."""

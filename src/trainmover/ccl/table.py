@@ -261,11 +261,15 @@ class LinkTable:
         return in_use
 
     def left(self, connection: Connection) -> None:
-        """The peer hung up in good order. A link in use notices when it is needed; one put aside is gone."""
-        gone = [key for key, (_, aside) in self._aside.items() if aside is connection]
-        for key in gone:
-            self._discard(self._aside.pop(key)[1])
+        """The peer hung up in good order: a link in use notices when it is needed.
+
+        One put aside for a coming epoch is gone; one for this epoch stays, for a group that is still to be made.
+        """
+        coming = {key: aside for key, (at, aside) in self._aside.items() if at > self.engine.epoch}
+        gone = [key for key, aside in coming.items() if aside is connection]
         if gone:
+            for key in gone:
+                self._discard(self._aside.pop(key)[1])
             self._ensure_all()
 
     def close(self) -> None:
