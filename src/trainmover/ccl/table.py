@@ -263,7 +263,7 @@ class LinkTable:
     def left(self, connection: Connection) -> None:
         """The peer hung up in good order: a link in use notices when it is needed.
 
-        One put aside for a coming epoch is gone; one for this epoch stays, for a group that is still to be made.
+        One put aside for a coming epoch is gone; one for this epoch stays, for a group still to be made.
         """
         coming = {key: aside for key, (at, aside) in self._aside.items() if at > self.engine.epoch}
         gone = [key for key, aside in coming.items() if aside is connection]
