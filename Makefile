@@ -13,16 +13,19 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --qui
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench contract clean
+.PHONY: help demo test conformance check format bench contract clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo  ## train a small GPT on 3 machines; one is killed, one is moved away
 	@$(BIN)/trainmover demo $(ARGS)
 
 test: $(VENV)/.dev  ## run the tests with coverage (ARGS="-k name" for some of them)
 	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+conformance: $(VENV)/.dev  ## torch's frameworks and torch's own suite on our backend, beside Gloo
+	@TRAINMOVER_CONFORMANCE=all $(BIN)/python -m pytest tests/conformance --no-cov $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format, types, direction of dependency
 	@$(BIN)/ruff check .
