@@ -18,13 +18,15 @@ from torch._C._distributed_c10d import Work, _create_work_from_future
 from torch.futures import Future
 
 from trainmover.ccl.communicator import Call
+from trainmover.ccl.untraced import untraced
 from trainmover.errors import LinkError
 
 WRAPS_FUTURES = torch.__version__.startswith("2.6.")
 
 
+@untraced
 class TrainMoverWork(Work):
-    """One call under way.
+    """One call under way. A thread that waits may carry it out itself, which no compiler shall trace.
 
     Args:
         future: completes with the call; its value is what ``get_future`` promises.
