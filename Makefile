@@ -12,8 +12,12 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --qui
 # PyTorch's own, can be named: `make TORCH_INDEX=URL demo`.
 TORCH_INDEX ?=
 
+# The torch that `make test-torch` runs on, in an environment of its own.
+TORCH  ?= 2.15.0
+OTHER  := .venv-torch-$(TORCH)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check format bench contract clean
+.PHONY: help demo test conformance test-torch check format bench contract clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +30,11 @@ test: $(VENV)/.dev  ## run the tests with coverage (ARGS="-k name" for some of t
 
 conformance: $(VENV)/.dev  ## torch's frameworks and torch's own suite on our backend, beside Gloo
 	@TRAINMOVER_CONFORMANCE=all $(BIN)/python -m pytest tests/conformance --no-cov $(ARGS)
+
+test-torch: $(OTHER)/.ready  ## everything that touches torch, on another torch (TORCH=2.14.1)
+	@$(OTHER)/bin/python -m pytest tests/conformance tests/ccl/test_group.py tests/ccl/test_roads.py \
+		tests/ccl/test_standalone.py tests/ccl/test_reconfigure.py tests/ccl/test_memory.py \
+		tests/ccl/test_cuda.py --no-cov $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format, types, direction of dependency
 	@$(BIN)/ruff check .
@@ -46,7 +55,7 @@ contract: $(VENV)/.dev  ## write events/schemas and services/*/service.toml from
 	@$(BIN)/python tools/generate.py
 
 clean:  ## remove everything that was made here, runs included
-	rm -rf $(VENV) build dist runs .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* build dist runs .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- the virtual environment ---------------------------------------------------------------------
@@ -78,4 +87,13 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.demo pyproject.toml
 	@echo "installing trainmover[dev]"
 	@$(PIP) --editable ".[demo,dev]"
+	@touch $@
+
+# Another torch brings its own companions, so only what has nothing to do with it stays pinned.
+$(OTHER)/.ready: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "making $(OTHER) (torch's default wheel brings CUDA: several GB)"
+	@$(BIN)/python -m venv $(OTHER)
+	@grep -v -i -E '^(torch|triton|nvidia|setuptools|sympy|networkx|mpmath)' constraints.txt >$(OTHER)/constraints.txt
+	@$(OTHER)/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(OTHER)/constraints.txt \
+		"torch==$(TORCH)" --editable ".[demo,dev]"
 	@touch $@
