@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def make_world() -> Iterator[MakeWorld]:
     worlds: list[World] = []
     before = engines()
 
-    def make(size: int, ranks_per_machine: int = 1, **options: float) -> World:
+    def make(size: int, ranks_per_machine: int = 1, **options: Any) -> World:
         worlds.append(World(size, ranks_per_machine, **options))
         return worlds[-1]
 
@@ -32,7 +33,7 @@ def make_world() -> Iterator[MakeWorld]:
 def world(make_world: MakeWorld) -> MakeWorld:
     """Makes worlds in epoch 1."""
 
-    def make(size: int, ranks_per_machine: int = 1, **options: float) -> World:
+    def make(size: int, ranks_per_machine: int = 1, **options: Any) -> World:
         made = make_world(size, ranks_per_machine, **options)
         made.switch()
         return made

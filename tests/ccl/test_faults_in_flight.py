@@ -227,6 +227,18 @@ def test_a_fault_ends_the_step_and_no_more(world: MakeWorld, fault: Fault, opera
     strike_until_prompt(world(SIZE), operation, fault)
 
 
+@pytest.mark.parametrize("operation", [item for item in OPERATIONS if "large" in item.name], ids=str)
+@pytest.mark.parametrize("fault", BREAKING, ids=lambda fault: fault.__name__)
+def test_a_fault_beside_shared_memory_ends_the_step_and_no_more(
+    world: MakeWorld, fault: Fault, operation: Operation
+) -> None:
+    """The same where all ranks are on one machine and large tensors go through windows of memory."""
+    made = world(SIZE, SIZE, beside=True)
+    run(made, next(item for item in OPERATIONS if item.name == "all_reduce large"))
+    assert all(member.engine.ask(lambda m=member: m.table.window(GROUP).usable) for member in made.members)
+    strike_until_prompt(made, operation, fault)
+
+
 @pytest.mark.parametrize("operation", IN_A_TREE, ids=str)
 @pytest.mark.parametrize("fault", BREAKING, ids=lambda fault: fault.__name__)
 def test_a_fault_in_a_tree_ends_the_step_and_no_more(

@@ -59,7 +59,7 @@ def test_both_ranks_get_an_error_with_both_calls(
 
 
 def test_who_calls_the_right_thing_is_not_blamed(world: MakeWorld) -> None:
-    """Of three ranks one calls something else: it has the error, and whoever noticed; the step is void for all."""
+    """Of three ranks one calls something else: it and whoever noticed have the error; the step is void."""
     made = world(3)
     odd = next(item for item in OPERATIONS if item.name == "all_gather")
     right = next(item for item in OPERATIONS if item.name == "all_reduce")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -148,10 +148,27 @@ def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
 
 
 class World:
-    """Ranks that are connected, epoch by epoch."""
+    """Ranks that are connected, epoch by epoch.
 
-    def __init__(self, size: int, ranks_per_machine: int = 1, limit: float = LIMIT) -> None:
+    Args:
+        size: number of ranks.
+        ranks_per_machine: K.
+        limit: seconds that a call may take.
+        groups: process groups by name, beside the one of all ranks.
+        beside: ranks of one machine know that they are beside each other, and share windows of memory.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        ranks_per_machine: int = 1,
+        limit: float = LIMIT,
+        groups: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        beside: bool = False,
+    ) -> None:
         self.size, self.ranks_per_machine, self.limit = size, ranks_per_machine, limit
+        self.groups, self.beside = {GROUP: tuple(range(size)), **(groups or {})}, beside
         self.epoch = 0
         self.gone: list[Member] = []
         self.members = [self._member(rank) for rank in range(size)]
@@ -161,7 +178,9 @@ class World:
 
     def _member(self, rank: int) -> Member:
         member = Member(rank, self.size, self.ranks_per_machine, self.limit)
-        member.comm.add_group(GROUP, tuple(range(self.size)))
+        for name, ranks in self.groups.items():
+            if rank in ranks:
+                member.comm.add_group(name, ranks)
         return member
 
     def plan(self, rank: int, epoch: int, links: Iterable[Link] = ()) -> Plan:

@@ -12,7 +12,8 @@ from tests.steps import steps_of
 from tests.topology.strategies import compact_groups_of, layouts, replacements
 from trainmover.errors import ConfigError
 from trainmover.topology import Grid, Groups, Layout, delta, links_of
-from trainmover.topology.links import seated
+from trainmover.topology.groups import as_groups
+from trainmover.topology.links import links_at, seated
 
 Case = tuple[Layout, Layout, Mapping[str, tuple[int, ...]]]
 
@@ -62,6 +63,48 @@ def test_neighbours_that_leave_together(data: st.DataObject, old: Layout) -> Non
     change = delta(old, new, groups, seats=seats)
     assert (change.added, change.dropped) == (after - before, before - after)
     assert change == delta(old, new, groups) == delta(old, new, dict(groups))
+
+
+@given(replacements())
+def test_no_more_than_the_links_of_who_changes(case: Case) -> None:
+    """At most the links of leavers are dropped and those of joiners made; counted from their ranks alone."""
+    old, new, groups = case
+    indexed, change = as_groups(groups), delta(old, new, groups)
+    joiners, leavers = set(new.machines) - set(old.machines), set(old.machines) - set(new.machines)
+
+    def links_of_ranks(layout: Layout, machines: set[str]) -> int:
+        ranks = [rank for machine in machines for rank in layout.ranks_of(machine)]
+        return sum(
+            len(links_at(rank, layout.world_size, layout.ranks_per_machine, indexed)) for rank in ranks
+        )
+
+    assert len(change.added) <= links_of_ranks(new, joiners)
+    assert len(change.dropped) <= links_of_ranks(old, leavers)
+
+
+@given(st.data(), layouts(max_machines=8))
+def test_change_after_change(data: st.DataObject, first: Layout) -> None:
+    """Deltas of successive changes, of machines that only just came too, lead to the last layout's links."""
+    groups = data.draw(compact_groups_of(first))
+    links, layout = seated(first, links_of(first, groups)), first
+    for number in range(data.draw(st.integers(1, 4))):
+        leavers = data.draw(st.lists(st.sampled_from(layout.machines), unique=True))
+        new = layout.replaced(layout.epoch + 1, {name: f"s{number}-{name}" for name in leavers})
+        links, layout = delta(layout, new, groups).apply(links), new
+        assert links == seated(layout, links_of(layout, groups))
+
+
+@given(st.data(), replacements())
+def test_a_change_of_mind(data: st.DataObject, case: Case) -> None:
+    """A plan that was given up leaves no trace: the next one, with other joiners, starts from the old links."""
+    old, given_up, groups = case
+    leavers = data.draw(st.lists(st.sampled_from(old.machines), unique=True))
+    new = old.replaced(given_up.epoch + 1, {leaver: f"t{number}" for number, leaver in enumerate(leavers)})
+    links = seated(old, links_of(old, groups))
+    there = delta(old, given_up, groups)
+    back = delta(given_up, old, groups)
+    assert back.apply(there.apply(links)) == links
+    assert delta(old, new, groups).apply(links) == seated(new, links_of(new, groups))
 
 
 @given(replacements())
