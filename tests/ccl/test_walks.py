@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.worlds import World, add
-from trainmover.ccl import tree_walks, view, walks
+from trainmover.ccl import doubling_walks, tree_walks, view, walks
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import combine_of
 from trainmover.ccl.tags import tag_of
@@ -19,7 +19,7 @@ from trainmover.topology.bracket import reduce_in_order
 
 TAG = tag_of("all_reduce")
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
-PIECE = walks.PIECE_BYTES // 4
+PIECE = view.PIECE_BYTES // 4
 """Elements of float32 in a piece."""
 COUNTS = [1, 17, 4096, 4097, 3 * PIECE + 7]
 """One element; odd; the most that is exchanged whole; one more; several pieces per slice."""
@@ -69,13 +69,14 @@ def on_all(world: World, body: Callable[[walks.Group], Steps]) -> None:
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_all_reduce_follows_the_bracketing(worlds, size: int, count: int) -> None:
-    """Exchanged whole or by slices, every rank has the bits of the canonical sum."""
+    """By doubling or by slices, every rank has the bits of the canonical sum."""
     world = worlds(size)
     parts = values(size, count)
-    outs = [part.clone() for part in parts]
-    on_all(world, lambda group: walks.all_reduce(group, outs[group.me], add, TAG))
     expected = reference(world, parts)
-    assert [same(out, expected) for out in outs] == [True] * size
+    for walk in (walks.all_reduce, doubling_walks.all_reduce):
+        outs = [part.clone() for part in parts]
+        on_all(world, lambda group, walk=walk, outs=outs: walk(group, outs[group.me], add, TAG))
+        assert [same(out, expected) for out in outs] == [True] * size
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -236,10 +237,11 @@ def test_any_placement_follows_its_bracketing(
         world.each(one, range(size))
         return outs
 
-    small, large = walks.WHOLE_BYTES, walks.PIECE_BYTES
+    large, least, tree = view.PIECE_BYTES, view.LEAST_PIECE_BYTES, tree_walks.PIECE_BYTES
     try:
+        assert all(same(o, expected) for o in run(lambda g, t: doubling_walks.all_reduce(g, t, add, TAG)))
         assert all(same(o, expected) for o in run(lambda g, t: walks.all_reduce(g, t, add, TAG)))
-        walks.WHOLE_BYTES, walks.PIECE_BYTES = 0, 4096
+        view.PIECE_BYTES = view.LEAST_PIECE_BYTES = tree_walks.PIECE_BYTES = 4096
         assert all(same(o, expected) for o in run(lambda g, t: walks.all_reduce(g, t, add, TAG)))
         assert all(same(o, expected) for o in run(lambda g, t: tree_walks.all_reduce(g, t, add, TAG)))
         assert same(run(lambda g, t: walks.reduce(g, t, 1, add, TAG))[1], expected)
@@ -247,7 +249,7 @@ def test_any_placement_follows_its_bracketing(
             g, t, torch.empty(bounds[g.me][1] - bounds[g.me][0]), bounds, add, TAG))  # fmt: skip
         assert all(same(t[a:b].clone(), expected[a:b].clone()) for t, (a, b) in zip(ins, bounds, strict=True))
     finally:
-        walks.WHOLE_BYTES, walks.PIECE_BYTES = small, large
+        view.PIECE_BYTES, view.LEAST_PIECE_BYTES, tree_walks.PIECE_BYTES = large, least, tree
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40))
@@ -262,15 +264,15 @@ def test_slices_cover_everything_once(count: int, size: int) -> None:
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 4, 8]))
 def test_pieces_cover_a_run_and_stay_small(length: int, item: int) -> None:
     """No piece is larger than the staging memory that it must fit into."""
-    cut = list(walks.pieces(5, 5 + length, item))
+    cut = list(walks.pieces(5, 5 + length, item, view.LEAST_PIECE_BYTES))
     assert sum(b - a for a, b in cut) == length
-    assert all((b - a) * item <= walks.PIECE_BYTES for a, b in cut)
+    assert all((b - a) * item <= view.LEAST_PIECE_BYTES for a, b in cut)
 
 
 def test_nothing_to_move_needs_no_memory(world: MakeWorld) -> None:
     """Empty tensors go through every reduction, whole or tree."""
     made = world(3)
-    for body in (walks.all_reduce, tree_walks.all_reduce):
+    for body in (doubling_walks.all_reduce, walks.all_reduce, tree_walks.all_reduce):
         on_all(made, lambda group, body=body: body(group, torch.empty(0), add, TAG))
     on_all(made, lambda group: walks.reduce(group, torch.empty(0), 0, add, TAG))
     on_all(made, lambda group: walks.broadcast(group, torch.empty(0), 0, TAG))

@@ -167,6 +167,7 @@ class Communicator:
         self.positions = positions
         self.on_broken = on_broken
         self.groups: dict[str, GroupInfo] = {}
+        self._views: dict[tuple[str, str], tuple[tuple[int, int, tuple[int, ...]], Group]] = {}
         self.player: Player | None = None
         self.tap: Tap | None = None
         self.plan: Plan | None = None
@@ -214,6 +215,7 @@ class Communicator:
     def remove_group(self, name: str) -> None:
         """Forget a process group and close its links."""
         info = self.groups.pop(name, None)
+        self._views.pop((name, COLLECTIVE), None)
         if info is not None and self.plan is not None:
             self.engine.call(lambda: self.engine.table.drop_group(name))
 
@@ -303,8 +305,13 @@ class Communicator:
             raise errors[0]
 
     def view(self, name: str, ranks: tuple[int, ...], channel: str = COLLECTIVE) -> Group:
-        """A group as walks see it from this rank."""
-        return Group(self.engine, name, channel, ranks, self._places(ranks), ranks.index(self.rank))
+        """A group as walks see it from this rank in the current epoch."""
+        now = (self.rank, self.engine.epoch, ranks)
+        seen = self._views.get((name, channel))
+        if seen is None or seen[0] != now:
+            group = Group(self.engine, name, channel, ranks, self._places(ranks), ranks.index(self.rank))
+            seen = self._views[name, channel] = (now, group)
+        return seen[1]
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -327,7 +334,7 @@ class Communicator:
         else:
             group = self.view(name, info.ranks)
             walk = Walk(
-                f"{call.name} ({call.detail}) of group {name!r}",
+                lambda: f"{call.name} ({call.detail}) of group {name!r}",
                 lambda: call.walk(group, call.tag),
                 lambda result: self._finish(name, call, future, result),
                 lambda reason: self._unanswered(info, call, future, reason),

@@ -27,6 +27,9 @@ Buffer = memoryview
 
 LEFT = "the peer has left the job"
 
+READ_AHEAD = 16 * 1024
+"""What is shorter than this is read with what follows it, in one go."""
+
 
 class Waiter(Protocol):
     """Whoever waits for transfers (a walk)."""
@@ -68,6 +71,12 @@ class Listener(Protocol):
     @property
     def broken(self) -> bool:
         """True while frames of the current epoch are thrown away."""
+
+    def lend(self) -> bytearray:
+        """A buffer of ``READ_AHEAD`` bytes to read into for a moment."""
+
+    def give_back(self, buffer: bytearray) -> None:
+        """The lent buffer is free again."""
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """The connection ended or its peer broke the protocol (see ``connection.fault``)."""
@@ -128,7 +137,10 @@ class Connection:
         self._frame: frames.Header | None = None
         self._target: Transfer | None = None
         self._fill = 0
+        self._buffer: bytearray | None = None
         self._ahead = memoryview(b"")
+        self._drained = False
+        self._told: tuple[bool, bool] | None = None
         self._hung_up = False
         self._left = False
 
@@ -182,7 +194,7 @@ class Connection:
         self._posted.clear()
         self._target = None
         self._out = deque(item for item in self._out if item.started or item.transfer is None)
-        self._listener.interest_changed(self)
+        self._tell()
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -214,7 +226,7 @@ class Connection:
         if len(self._out) == 1:
             self.writable()
         else:
-            self._listener.interest_changed(self)
+            self._tell()
 
     def writable(self) -> None:
         """Write as much as the socket takes."""
@@ -236,8 +248,7 @@ class Connection:
         except OSError as error:
             self._lost(f"{error.strerror or error}")
             return
-        if not self.closed:
-            self._listener.interest_changed(self)
+        self._tell()
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -248,11 +259,13 @@ class Connection:
 
     def readable(self) -> None:
         """Read what is there and may be read."""
+        self._drained = False
         self._pump_in()
 
     def read_on(self) -> None:
-        """A receive was posted with the matcher: look at what waited for one."""
-        self._pump_in()
+        """A receive was posted, here or with the matcher: look at what waited for one."""
+        if self._frame is not None or self._ahead:
+            self._pump_in()
         if self._starved:
             self._lost(LEFT)
 
@@ -304,6 +317,15 @@ class Connection:
         return not (self._posted if self.matcher is None else self.matcher.has_room(self.peer))
 
     def _pump_in(self) -> None:
+        self._move_in()
+        if self._buffer is not None:
+            if self._ahead:
+                self._ahead = memoryview(bytes(self._ahead))
+            self._listener.give_back(self._buffer)
+            self._buffer = None
+        self._tell()
+
+    def _move_in(self) -> None:
         try:
             while not self.closed:
                 if self._frame is None:
@@ -316,12 +338,8 @@ class Connection:
         except LinkError as error:
             self.fault = error
             self._lost(str(error))
-            return
         except OSError as error:
             self._lost(f"{error.strerror or error}")
-            return
-        if not self.closed:
-            self._listener.interest_changed(self)
 
     def _take(self, view: Buffer) -> int:
         """Read into ``view``; 0 means that nothing more will come for now."""
@@ -330,7 +348,19 @@ class Connection:
             view[:size] = self._ahead[:size]
             self._ahead = self._ahead[size:]
             return size
-        size = self.sock.recv_into(view)
+        if self._drained:
+            return 0
+        if len(view) >= READ_AHEAD:
+            size = self.sock.recv_into(view)
+            self._drained = size < len(view)
+        else:
+            if self._buffer is None:
+                self._buffer = self._listener.lend()
+            size = self.sock.recv_into(self._buffer)
+            self._drained = size < READ_AHEAD
+            self._ahead = memoryview(self._buffer)[:size]
+            if size:
+                return self._take(view)
         if size == 0:
             self.hung_up()
         return size
@@ -382,6 +412,15 @@ class Connection:
                 raise Mismatch(self.peer, target.tag, len(target.view), frame.tag, frame.length)
         self._received += 1
         self._target = target
+
+    def _tell(self) -> None:
+        """Tell the engine what this connection waits for, where that has changed."""
+        if self.closed:
+            return
+        wants = (self.wants_read, self.wants_write)
+        if wants != self._told:
+            self._told = wants
+            self._listener.interest_changed(self)
 
     def _lost(self, reason: str) -> None:
         if self.closed:

@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from trainmover.ccl import frames
-from trainmover.ccl.connection import Connection
+from trainmover.ccl.connection import READ_AHEAD, Connection
 from trainmover.ccl.table import LinkTable, Plan
 from trainmover.ccl.tags import Mismatch
 from trainmover.ccl.walk import CallsOpen, EpochBroken, Steps, Walk
@@ -79,6 +79,7 @@ class Engine:
         self._wheel = Wheel()
         self._poll.register(self._wheel.fd, select.EPOLLIN)
         self._watched: dict[int, tuple[Connection, int]] = {}
+        self._buffers: list[bytearray] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="trainmover-engine", daemon=True)
         table.attach(self)
@@ -422,6 +423,14 @@ class Engine:
         return counts
 
     # -- what connections tell (Listener) --------------------------------------------------------
+
+    def lend(self) -> bytearray:
+        """A buffer to read into for a moment; one serves all connections, as they read in turn."""
+        return self._buffers.pop() if self._buffers else bytearray(READ_AHEAD)
+
+    def give_back(self, buffer: bytearray) -> None:
+        """The lent buffer is free again."""
+        self._buffers.append(buffer)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         self.unwatch(connection)

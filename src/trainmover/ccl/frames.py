@@ -9,8 +9,7 @@ the epoch is also the number of the attempt.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from trainmover.errors import LinkError
 
@@ -31,8 +30,7 @@ _HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_SIZE: Final = _HEADER.size
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """One frame's header. ``length`` is the payload's size in bytes."""
 
     kind: int

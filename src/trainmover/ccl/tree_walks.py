@@ -20,6 +20,9 @@ from trainmover.ccl.view import Group
 from trainmover.ccl.walks import pieces
 from trainmover.topology.bracket import bracket, leader, merges
 
+PIECE_BYTES = 512 * 1024
+"""Pieces climb one behind the other: small ones keep every level of the tree busy."""
+
 
 def family(group: Group) -> tuple[list[int], int | None]:
     """My children in the order in which they are combined, and my parent (None: the root)."""
@@ -32,10 +35,10 @@ def family(group: Group) -> tuple[list[int], int | None]:
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
     children, parent = family(group)
-    cuts = list(pieces(0, flat.numel(), flat.element_size())) or [(0, 0)]
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
     sends: list[Transfer] = []
     for k, (a, b) in enumerate(cuts):
-        yield from _climb(group, children, flat[a:b], combine, tag, k % 2)
+        yield from _climb(group, children, flat[a:b], combine, tag, k % 2, cuts[0][1])
         if parent is not None:
             sends.append(group.send(parent, flat[a:b], tag))
         else:
@@ -55,12 +58,12 @@ def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: i
     """
     children, parent = family(group)
     mine = flat if group.me == root or not children else flat.clone()
-    cuts = list(pieces(0, flat.numel(), flat.element_size())) or [(0, 0)]
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
     above = (group, parent) if parent is not None else (group.pairs, root)
     leads = parent is None
     sends: list[Transfer] = []
     for k, (a, b) in enumerate(cuts):
-        yield from _climb(group, children, mine[a:b], combine, tag, k % 2)
+        yield from _climb(group, children, mine[a:b], combine, tag, k % 2, cuts[0][1])
         if not (leads and group.me == root):
             sends.append(above[0].send(above[1], mine[a:b], tag))
     if group.me == root and not leads:
@@ -71,11 +74,17 @@ def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: i
 
 
 def _climb(
-    group: Group, children: Sequence[int], part: torch.Tensor, combine: Combine, tag: int, half: int
+    group: Group,
+    children: Sequence[int],
+    part: torch.Tensor,
+    combine: Combine,
+    tag: int,
+    half: int,
+    whole: int,
 ) -> Steps:
     """Combine the children's partial results into my own part, in order."""
     for child in children:
-        room = group.scratch(child, part, part.numel(), half) if part.numel() else part
+        room = group.scratch(child, part, part.numel(), half, whole) if part.numel() else part
         yield [group.receive(child, room, tag)]
         combine(part, room, part)
 
@@ -100,7 +109,7 @@ def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
     """Everybody ends with the root's tensor, passed on piece by piece along the canonical tree."""
     before = towards(group.positions, root)
     after = [member for member in range(group.size) if before[member] == group.me != member]
-    cuts = list(pieces(0, flat.numel(), flat.element_size())) or [(0, 0)]
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
     source = before[group.me]
     receives = [] if group.me == root else [group.receive(source, flat[a:b], tag) for a, b in cuts]
     sends: list[Transfer] = []

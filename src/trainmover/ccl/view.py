@@ -7,7 +7,7 @@ against the first and run over either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,15 +17,13 @@ from trainmover.ccl.table import Slot
 from trainmover.errors import LinkError
 from trainmover.topology.links import Link, link, pair_link
 
-PIECE_BYTES = 512 * 1024
-"""Reductions move in pieces of this size; each link stages two of them."""
+PIECE_BYTES = 4 * 1024 * 1024
+"""Reductions move in pieces of at most this size: large ones cost few wake-ups, small ones little memory."""
 
-WHOLE_BYTES = 16 * 1024
-"""Up to this size a reduction is exchanged whole."""
+LEAST_PIECE_BYTES = 16 * 1024
 
-
-PAIRS_BYTES = 8 * 1024 * 1024
-"""Pieces of a large group are smaller, so that one of every member fits into this."""
+STAGING_BYTES = 16 * 1024 * 1024
+"""What the members of a group may have staged at one rank: two pieces of each of them."""
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
@@ -35,7 +33,7 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 @dataclass(frozen=True)
 class Group:
-    """A group as its walks see it.
+    """A group as its walks see it, in one epoch.
 
     Attributes:
         engine: who moves the bytes.
@@ -51,6 +49,7 @@ class Group:
     ranks: tuple[int, ...]
     positions: tuple[int, ...]
     me: int
+    _slots: dict[int, Slot] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -69,7 +68,11 @@ class Group:
 
     def slot(self, member: int) -> Slot:
         """The link to a member."""
-        return self.engine.table.slot(link(self.group, self.channel, self.ranks[self.me], self.ranks[member]))
+        slot = self._slots.get(member)
+        if slot is None:
+            ours, theirs = self.ranks[self.me], self.ranks[member]
+            slot = self._slots[member] = self.engine.table.slot(link(self.group, self.channel, ours, theirs))
+        return slot
 
     def send(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
         """Start sending a tensor's bytes; the tensor must keep its content until it is done."""
@@ -101,14 +104,25 @@ class Group:
     @property
     def piece_bytes(self) -> int:
         """Reductions move in pieces of this size; from each member two of them are staged."""
-        return PIECE_BYTES
+        room = STAGING_BYTES // (2 * max(1, self.size - 1))
+        return max(LEAST_PIECE_BYTES, min(PIECE_BYTES, room // 4096 * 4096))
 
-    def scratch(self, member: int, like: torch.Tensor, count: int, half: int = 0) -> torch.Tensor:
-        """``count`` elements of the staging memory for what comes from a member (one of its two halves)."""
+    def scratch(
+        self, member: int, like: torch.Tensor, count: int, half: int = 0, whole: int = 0
+    ) -> torch.Tensor:
+        """``count`` elements of the staging memory for what comes from a member.
+
+        Args:
+            member: group rank of the sender.
+            like: has the dtype.
+            count: number of elements.
+            half: 1 for memory behind ``whole`` other elements.
+            whole: number of elements in the first half, where there are two.
+        """
         if not count:
             return like.new_empty(0)
-        room = max(self.piece_bytes, WHOLE_BYTES)
-        view = self.staging(member, 2 * room)[half * room :]
+        item = like.element_size()
+        view = self.staging(member, (2 * whole or count) * item)[half * whole * item :]
         return torch.frombuffer(view, dtype=like.dtype, count=count)
 
     def staging(self, member: int, size: int) -> memoryview:
@@ -140,10 +154,6 @@ class PairGroup(Group):
         self.engine.table.pairs.receive_any([self._link(member, self.me) for member in self.others], transfer)
         self._go_on()
         return transfer
-
-    @property
-    def piece_bytes(self) -> int:
-        return max(WHOLE_BYTES, min(PIECE_BYTES, PAIRS_BYTES // self.size))
 
     def staging(self, member: int, size: int) -> memoryview:
         return self.engine.table.pairs.room(self.group, self.ranks[member], size)

@@ -32,24 +32,24 @@ class Walk:
     """One running collective: a generator, and what to do at its end.
 
     Args:
-        label: for messages, e.g. ``all_reduce of group 0``.
+        label: for messages, e.g. ``all_reduce of group 0``; or what makes it, when it is needed.
         body: makes the generator; called on the engine's thread when the walk's turn comes.
         done: called with the result.
         abort: called with the reason when the epoch broke.
         limit: seconds after which the walk breaks the epoch.
     """
 
-    __slots__ = ("_waiting", "abort", "body", "deadline", "done", "engine", "key", "label", "limit", "steps")
+    __slots__ = ("_label", "_waiting", "abort", "body", "deadline", "done", "engine", "key", "limit", "steps")
 
     def __init__(
         self,
-        label: str,
+        label: str | Callable[[], str],
         body: Callable[[], Steps],
         done: Callable[[Any], None],
         abort: Callable[[str], None],
         limit: float,
     ) -> None:
-        self.label = label
+        self._label = label
         self.body = body
         self.done = done
         self.abort = abort
@@ -59,6 +59,11 @@ class Walk:
         self.steps: Steps | None = None
         self.engine: Engine | None = None
         self._waiting = 0
+
+    @property
+    def label(self) -> str:
+        """What this is, in words."""
+        return self._label if isinstance(self._label, str) else self._label()
 
     def transfer_done(self) -> None:
         self._waiting -= 1

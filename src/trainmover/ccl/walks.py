@@ -4,7 +4,7 @@ Each function is a generator that runs on the engine's thread: it posts sends an
 group's links and yields the transfers it must wait for.  One hop each way, every byte on the wire
 at most once per direction and rank; reductions are *slice-wise*: member i owns slice i, receives
 the others' parts of it into the links' staging memory, combines them in the canonical bracketing
-and sends the result back.  Small reductions are exchanged whole and combined by everybody.
+and sends the result back.  Small reductions are :mod:`doubling_walks`'.
 
 Tensors are flat, contiguous and on the CPU; group ranks index members everywhere.
 """
@@ -18,7 +18,7 @@ import torch
 from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
-from trainmover.ccl.view import PIECE_BYTES, WHOLE_BYTES, Group
+from trainmover.ccl.view import Group
 from trainmover.topology.bracket import bracket, leader, merges
 
 
@@ -29,9 +29,7 @@ def slices(count: int, size: int) -> list[tuple[int, int]]:
     return [(min(i * step, count), min((i + 1) * step, count)) for i in range(size)]
 
 
-def pieces(
-    start: int, end: int, item_bytes: int, piece_bytes: int = PIECE_BYTES
-) -> Iterator[tuple[int, int]]:
+def pieces(start: int, end: int, item_bytes: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut a run of elements into pieces of at most so many bytes."""
     step = max(1, piece_bytes // item_bytes)
     for at in range(start, end, step):
@@ -50,13 +48,11 @@ def combine_in_place(group: Group, parts: list[torch.Tensor], combine: Combine, 
 
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
-    if flat.numel() * flat.element_size() <= WHOLE_BYTES:
-        return (yield from _all_reduce_whole(group, flat, combine, tag))
     bounds = slices(flat.numel(), group.size)
     item = flat.element_size()
     sends = [
         group.send(member, flat[a:b], tag)
-        for piece in _by_piece(bounds, item)
+        for piece in _by_piece(bounds, item, group.piece_bytes)
         for member in group.others
         for a, b in piece[member]
     ]
@@ -64,14 +60,16 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
     results = [
         group.receive(member, flat[a:b], tag)
         for member in group.others
-        for a, b in pieces(*bounds[member], item)
+        for a, b in pieces(*bounds[member], item, group.piece_bytes)
     ]
     yield sends + results
 
 
-def _by_piece(bounds: Sequence[tuple[int, int]], item: int) -> Iterator[list[list[tuple[int, int]]]]:
+def _by_piece(
+    bounds: Sequence[tuple[int, int]], item: int, piece_bytes: int
+) -> Iterator[list[list[tuple[int, int]]]]:
     """The k-th pieces of all slices, for k = 0, 1, ...: so that every owner can start early."""
-    cut = [list(pieces(a, b, item)) for a, b in bounds]
+    cut = [list(pieces(a, b, item, piece_bytes)) for a, b in bounds]
     for k in range(max(len(parts) for parts in cut)):
         yield [parts[k : k + 1] for parts in cut]
 
@@ -93,13 +91,14 @@ def _own_slice(
     """
     todo = list(pieces(*bounds, source.element_size(), group.piece_bytes))
     posted: list[dict[int, tuple[torch.Tensor, Transfer]]] = []
+    whole = todo[0][1] - todo[0][0] if todo else 0
 
     def post(k: int) -> None:
         if k < len(todo):
             a, b = todo[k]
             entry: dict[int, tuple[torch.Tensor, Transfer]] = {}
             for member in group.others:
-                room = group.scratch(member, source, b - a, k % 2)
+                room = group.scratch(member, source, b - a, k % 2, whole)
                 entry[member] = (room, group.receive(member, room, tag))
             posted.append(entry)
 
@@ -113,16 +112,6 @@ def _own_slice(
         if share:
             shared += [group.send(member, target[a:b], tag) for member in group.others]
     return shared
-
-
-def _all_reduce_whole(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
-    mine = flat.clone()
-    sends = [group.send(member, mine, tag) for member in group.others]
-    parts = {member: group.scratch(member, flat, flat.numel()) for member in group.others}
-    yield [group.receive(member, part, tag) for member, part in parts.items()]
-    parts[group.me] = mine.clone() if sends else mine
-    combine_in_place(group, [parts[member] for member in range(group.size)], combine, flat)
-    yield sends
 
 
 def reduce_scatter(
