@@ -70,7 +70,11 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
         if room is not None:
             return (yield from shared_walks.all_reduce(room, flat, combine))
     if flat.nbytes >= LAYERED_BYTES and _layered(group):
-        return (yield from layered_walks.all_reduce(group, flat, combine, tag))
+        return (yield from layered_walks.all_reduce(group, flat, combine, tag, _over_links))
+    return (yield from _over_links(group, flat, combine, tag))
+
+
+def _over_links(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     if group.size > MESH_LIMIT:
         return (yield from tree_walks.all_reduce(group, flat, combine, tag))
     walk = doubling_walks.all_reduce if flat.nbytes <= DOUBLING_BYTES else walks.all_reduce

@@ -9,14 +9,15 @@ canonical bracketing is inside a machine first and then across, so the bits are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from trainmover.ccl import shared_walks, tree_walks, walks
+from trainmover.ccl import shared_walks, walks
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.view import Group
 from trainmover.topology.bracket import cells
-from trainmover.topology.links import MESH_LIMIT
 
 
 def split(group: Group) -> tuple[Group, Group]:
@@ -38,8 +39,13 @@ def _part(group: Group, members: tuple[int, ...]) -> Group:
     )
 
 
-def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
-    """Every member ends with the canonical combination of all; in place."""
+AllReduce = Callable[[Group, torch.Tensor, Combine, int], Steps]
+
+
+def all_reduce(
+    group: Group, flat: torch.Tensor, combine: Combine, tag: int, across: AllReduce = walks.all_reduce
+) -> Steps:
+    """Every member ends with the canonical combination of all, in place; ``across`` is for the lanes."""
     cell, lane = split(group)
     bounds = walks.slices(flat.numel(), cell.size)
     parts = [flat[a:b] for a, b in bounds]
@@ -49,7 +55,6 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
         yield from shared_walks.reduce_scatter(room, flat, mine, bounds, combine)
     else:
         yield from walks.reduce_scatter(cell, flat, mine, bounds, combine, tag)
-    across = walks.all_reduce if lane.size <= MESH_LIMIT else tree_walks.all_reduce
     yield from across(lane, mine, combine, tag)
     if room is not None:
         yield from shared_walks.all_gather(room, mine, parts)
