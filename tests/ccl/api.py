@@ -30,6 +30,9 @@ KINDS = [
     torch.float32,
     torch.float64,
 ]
+SPLITS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+"""Before, torch splits only groups that are bound to a GPU."""
+
 OURS = [torch.int16, torch.bool, torch.complex64, torch.complex128]
 
 
@@ -307,6 +310,22 @@ def windows_of_calls(rank: int, size: int) -> Any:
             dist.all_reduce(tensor)
     manager.wait()
     return tensors, [sum(numbers(r, n) for r in range(size)) for n in (2, 70_000)]
+
+
+@beyond
+def split_groups(rank: int, size: int) -> Any:
+    seen: list[Any] = []
+    if SPLITS:
+        pair = dist.split_group(split_ranks=[[0, 2], [1]])
+        tensor = numbers(rank, 5)
+        dist.all_reduce(tensor, group=pair)
+        seen = [tensor, dist.get_rank(pair), dist.get_process_group_ranks(pair)]
+        dist.destroy_process_group(pair)
+    return seen, [] if not SPLITS else [
+        numbers(1, 5) if rank == 1 else numbers(0, 5) + numbers(2, 5),
+        rank // 2,
+        [1] if rank == 1 else [0, 2],
+    ]
 
 
 @beyond

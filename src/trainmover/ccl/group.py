@@ -8,6 +8,7 @@ torch wants of the group object itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -113,7 +114,32 @@ class TrainMoverGroup(Reconfigurable, dist.ProcessGroup):
 
     @property
     def supports_splitting(self) -> bool:
-        return False
+        return True
+
+    def split_group(
+        self, ranks: list[int], *_: Any, group_name: str = "", group_desc: str | None = None, **__: Any
+    ) -> TrainMoverGroup | None:
+        """A group of some of this group's members, by their group ranks; None where this is none of them.
+
+        Every member of the new group makes it at the same time. For ``dist.split_group``, which takes
+        this road on CPU tensors since torch 2.15.
+        """
+        chosen = tuple(self._ranks[rank] for rank in ranks)
+        if self._communicator.rank not in chosen:
+            return None
+        parent = self._communicator.groups[self._key]
+        name = group_name or f"{self._key} {chosen}"
+        self._communicator.add_group(name, chosen, parent.limit)
+        child = TrainMoverGroup(self._communicator, name, chosen, self._on_shutdown)
+        child.setGroupName(name)
+        child.setGroupDesc(group_desc or "undefined")
+        return child
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing to do where this process is not in the new group."""
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Nothing to do: links are there since the group is."""
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._open_window()
