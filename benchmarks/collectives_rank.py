@@ -28,18 +28,35 @@ SIDES = ("gloo", "trainmover")
 Action = Callable[[], None]
 
 
-def action_of(name: str, size: int, group: Any) -> Action:
-    """The operation as a user calls it.
+class Tensors:
+    """What one case works on: ``size`` bytes as one tensor, and this rank's part of it."""
 
-    Args:
-        name: which operation.
-        size: bytes of the tensor; of all members' parts together where each has one.
-        group: process group that carries it out.
-    """
-    world, rank = dist.get_world_size(), dist.get_rank()
-    count = max(world, size // 4 // world * world)
-    whole = torch.zeros(count)
-    part = torch.ones(count // world)
+    def __init__(self, size: int) -> None:
+        world = dist.get_world_size()
+        count = max(world, size // 4 // world * world)
+        self.whole, self.part, self.other = (
+            torch.zeros(count),
+            torch.zeros(count // world),
+            torch.zeros(count),
+        )
+
+    def fill(self) -> None:
+        """Small whole numbers that differ from rank to rank: every sum is exact."""
+        for start, tensor in enumerate((self.whole, self.part, self.other)):
+            torch.arange(tensor.numel(), out=tensor).remainder_(7 + start).add_(dist.get_rank())
+
+    def copies(self) -> list[torch.Tensor]:
+        return [self.whole.clone(), self.part.clone(), self.other.clone()]
+
+    def zero(self) -> None:
+        """So that sums over and over again stay finite."""
+        for tensor in (self.whole, self.part, self.other):
+            tensor.zero_()
+
+
+def action_of(name: str, on: Tensors, group: Any) -> Action:
+    """The operation as a user calls it."""
+    rank, whole, part = dist.get_rank(), on.whole, on.part
     if name == "all_reduce":
         return lambda: dist.all_reduce(whole, group=group)
     if name == "all_gather":
@@ -49,8 +66,7 @@ def action_of(name: str, size: int, group: Any) -> Action:
     if name == "broadcast":
         return lambda: dist.broadcast(whole, 0, group=group)
     if name == "all_to_all":
-        other = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(other, whole, group=group)
+        return lambda: dist.all_to_all_single(on.other, whole, group=group)
 
     def there_and_back() -> None:
         if rank % 2 == 0:
@@ -61,6 +77,18 @@ def action_of(name: str, size: int, group: Any) -> Action:
             dist.send(whole, rank - 1, group=group)
 
     return there_and_back
+
+
+def check(name: str, on: Tensors, actions: dict[str, Action]) -> None:
+    """Both sides must bring the same; this is also their first call."""
+    brought = []
+    for side in SIDES:
+        on.fill()
+        actions[side]()
+        brought.append(on.copies())
+    if not all(map(torch.equal, *brought)):
+        raise SystemExit(f"{name} of {on.whole.nbytes} bytes: the two sides brought different results")
+    on.zero()
 
 
 def measure(action: Action, calls: int, gloo: Any) -> tuple[float, float]:
@@ -75,7 +103,9 @@ def measure(action: Action, calls: int, gloo: Any) -> tuple[float, float]:
 def case(name: str, size: int, groups: dict[str, Any], budget: float) -> dict[str, Any]:
     """Measure one operation at one size on both sides."""
     gloo = groups["gloo"]
-    actions = {side: action_of(name, size, groups[side]) for side in SIDES}
+    on = Tensors(size)
+    actions = {side: action_of(name, on, groups[side]) for side in SIDES}
+    check(name, on, actions)
     calls = 1 if size >= 1 << 20 else 4 if size >= 1 << 18 else 20
     for side in SIDES:
         measure(actions[side], calls, gloo)
