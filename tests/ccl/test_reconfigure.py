@@ -241,6 +241,7 @@ def a_spare_takes_a_place(player: Player) -> Any:
 @case
 def an_aborted_group_is_mended(player: Player) -> Any:
     player.together(1, 0, 1, 2)
+    player.meet()  # nobody is still on its way in
     said = ""
     if player.me == 0:
         work = dist.all_reduce(torch.ones(4), async_op=True)
