@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from trainmover.ccl import frames
 from trainmover.ccl.connection import READ_AHEAD, Connection
+from trainmover.ccl.delivery import Deliveries
 from trainmover.ccl.table import LinkTable, Plan
 from trainmover.ccl.tags import Mismatch
 from trainmover.ccl.walk import CallsOpen, EpochBroken, Steps, Walk
@@ -77,6 +78,7 @@ class Engine:
         self._ticket = itertools.count()
         self._poll = select.epoll()
         self._wheel = Wheel()
+        self._deliveries = Deliveries(self._wheel, self._turn)
         self._poll.register(self._wheel.fd, select.EPOLLIN)
         self._watched: dict[int, tuple[Connection, int]] = {}
         self._buffers: list[bytearray] = []
@@ -130,6 +132,7 @@ class Engine:
             walk: what to run.
             begins: ``here``: on this thread, if it can; ``waits``: so too, and the caller then drives.
         """
+        self._deliveries.step_aside()
         if begins != "engine" and self._wheel.take_if_free():
             try:
                 self._run_calls()
@@ -343,7 +346,7 @@ class Engine:
             del self._queues[walk.key]
         walk.engine = None
         try:
-            walk.done(result)
+            self._deliveries.deliver(walk.done, result)
         except Exception as error:
             log.exception("the result of %s could not be delivered", walk.label)
             self.fatal = error

@@ -93,6 +93,10 @@ class Wheel:
         if busy and self._resting:
             self._rested.set()
 
+    def take_over(self) -> None:
+        """Take the wheel from one who lets go of it just now; then :meth:`let_go`."""
+        self._lock.acquire()
+
     # -- the engine's thread -------------------------------------------------------------------
 
     def hold(self) -> None:
