@@ -28,7 +28,7 @@ receive_any = walks.receive_any
 DOUBLING_BYTES = 32 * 1024
 """Up to this size sums are made by doubling: few messages, each with the whole tensor."""
 
-SHARED_BYTES = 64 * 1024
+SHARED_BYTES = 32 * 1024 + 1
 """From this size on a tensor goes through shared windows; frames are quicker for less."""
 
 LAYERED_BYTES = 64 * 1024

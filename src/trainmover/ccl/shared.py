@@ -41,9 +41,6 @@ WINDOW_BYTES = NAME_AT + 4096
 BLOCK_BYTES = 256 * 1024
 """Parts are combined in blocks of this size, so that what is in between stays in the cache."""
 
-SPARE_BLOCKS = 5
-"""As deep as the bracketing of 64 members, less one."""
-
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -68,7 +65,7 @@ class Window:
         except BaseException:
             self.close()
             raise
-        self._spare: torch.Tensor | None = None
+        self._spare: list[torch.Tensor] = []
         self.epoch, self.step, self.usable = 0, 0, False
 
     @classmethod
@@ -116,11 +113,12 @@ class Window:
         """``count`` elements of the owner's part of the result of this step."""
         return self._view(step % 2 * HALF_BYTES + INPUT_BYTES, like, count)
 
-    def spare(self, like: torch.Tensor, count: int) -> list[torch.Tensor]:
-        """Memory of this process alone for what is in between while parts are combined."""
-        if self._spare is None:
-            self._spare = torch.empty(SPARE_BLOCKS, BLOCK_BYTES, dtype=torch.uint8)
-        return [row[: count * like.element_size()].view(like.dtype) for row in self._spare]
+    def spare(self, like: torch.Tensor, count: int, places: int) -> list[torch.Tensor]:
+        """Pieces of memory of this process alone, for what is in between while parts are combined."""
+        if len(self._spare) < places:
+            self._spare = [torch.empty(BLOCK_BYTES, dtype=torch.uint8) for _ in range(places)]
+        size = count * like.element_size()
+        return [self._spare[place][:size].view(like.dtype) for place in range(places)]
 
     def _view(self, start: int, like: torch.Tensor, count: int) -> torch.Tensor:
         return self._data[start : start + count * like.element_size()].view(like.dtype)
