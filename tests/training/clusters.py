@@ -146,6 +146,7 @@ class Doomed(Boundary):
             self.die()
         yield from self._mirror(group, candidate, private)
         if self.when == "with ballots out":
+            # In a world of three, rank 2 swaps ballots with both others, in the last round of the doubling.
             tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
             yield [group.send(member, numbers, tag) for member in self.told]
             wait_until(self.learned, "those who were told have the outcome", 5.0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld, make_world, world
 from tests.ccl.worlds import World
+from trainmover.ccl.walk import EpochBroken
 from trainmover.training import transfer
 from trainmover.training.state import tensor_bytes
 
@@ -96,21 +97,20 @@ def test_empty_small_values_travel(world: MakeWorld) -> None:
     assert made.each(lambda m: m.walk(sending if m.rank == 0 else receiving)) == [None, b""]
 
 
-def test_an_absurd_size_is_refused(world: MakeWorld) -> None:
-    """A small value that claims more than the limit is not allocated; the error names its sender."""
+def test_an_absurd_size_is_refused(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small value above the limit is not allocated; the error names its sender and both sizes."""
+    monkeypatch.setattr(transfer, "MAX_SMALL_BYTES", 100)
     made = world(2)
-    claimed = bytearray((transfer.MAX_SMALL_BYTES + 1).to_bytes(8, "little"))
 
     def sending(group):
-        yield [group.send_bytes(1, memoryview(claimed), transfer.TAG, claimed)]
+        yield transfer.send_small(group, 1, bytes(101))
 
     def receiving(group):
         return (yield from transfer.receive_small(group, 0))
 
     made[0].walk(sending)
-    with pytest.raises(Exception, match="rank 0 announces"):
+    with pytest.raises(EpochBroken, match=r"rank 0 .*101 bytes there.*100 bytes here"):
         made[1].walk(receiving)
-    assert made[1].engine.broken
 
 
 def test_nothing_to_copy() -> None:

@@ -41,10 +41,14 @@ class Waiter(Protocol):
 class Transfer:
     """One payload on its way, out or in."""
 
-    __slots__ = ("done", "keep", "source", "tag", "view", "waiter")
+    __slots__ = ("done", "keep", "most", "source", "tag", "view", "waiter")
 
-    def __init__(self, view: Buffer, tag: int, keep: object = None, source: int | None = None) -> None:
+    def __init__(
+        self, view: Buffer, tag: int, keep: object = None, source: int | None = None, most: int = 0
+    ) -> None:
         self.view = view
+        self.most = most
+        """Where a payload of unknown size is received: its limit. ``view`` is made when it comes."""
         self.tag = tag
         self.source = source
         """Rank that sends it, where receives are matched by source; None: not known yet."""
@@ -408,8 +412,11 @@ class Connection:
             target = self.matcher.claim(self.peer, frame)
         else:
             target = self._posted.popleft()
+            if 0 < frame.length <= target.most and frame.tag == target.tag:
+                target.view = memoryview(bytearray(frame.length))
             if frame.tag != target.tag or frame.length != len(target.view):
-                raise Mismatch(self.peer, target.tag, len(target.view), frame.tag, frame.length)
+                ours = target.most or len(target.view)
+                raise Mismatch(self.peer, target.tag, ours, frame.tag, frame.length)
         self._received += 1
         self._target = target
 

@@ -96,6 +96,13 @@ class Group:
         self._go_on()
         return transfer
 
+    def receive_up_to(self, member: int, most: int, tag: int) -> Transfer:
+        """Receive bytes whose number only the sender knows; they are in the transfer's ``view``."""
+        transfer = Transfer(memoryview(b""), tag, most=most)
+        self.slot(member).connected.receive(transfer)
+        self._go_on()
+        return transfer
+
     def _go_on(self) -> None:
         """End the walk when its own transfer has broken the epoch: its memory is the caller's again."""
         if self.engine.broken:

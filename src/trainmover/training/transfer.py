@@ -8,7 +8,6 @@ the first member, private values from the joiner's guardian.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,6 @@ from trainmover.training.state import tensor_bytes
 TAG = tag_of("state copy")
 PIECE_BYTES = 4 << 20
 MAX_SMALL_BYTES = 1 << 30
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +84,16 @@ def receive(
 
 
 def send_small(group: Group, member: int, data: bytes) -> list[Transfer]:
-    """Start sending a small value: its length, then its bytes."""
-    head = _LENGTH.pack(len(data))
-    return [
-        group.send_bytes(member, memoryview(head), TAG, head),
-        group.send_bytes(member, memoryview(data), TAG, data),
-    ]
+    """Start sending a small value."""
+    return [group.send_bytes(member, memoryview(data), TAG, data)]
 
 
 def receive_small(group: Group, member: int) -> Steps:
-    """Receive a small value; the generator's result is its bytes."""
-    head = bytearray(_LENGTH.size)
-    yield [group.receive_bytes(member, memoryview(head), TAG, head)]
-    (length,) = _LENGTH.unpack(head)
-    if length > MAX_SMALL_BYTES:
-        raise ValueError(f"rank {group.ranks[member]} announces {length} bytes of small state")
-    body = bytearray(length)
-    yield [group.receive_bytes(member, memoryview(body), TAG, body)]
-    return bytes(body)
+    """Receive a small value; the generator's result is its bytes.
+
+    Raises:
+        LinkError: it has more than ``MAX_SMALL_BYTES``.
+    """
+    transfer = group.receive_up_to(member, MAX_SMALL_BYTES, TAG)
+    yield [transfer]
+    return bytes(transfer.view)
