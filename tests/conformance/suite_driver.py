@@ -2,7 +2,8 @@
 
 It reads names of cases from its standard input, one per line, and answers each on its standard output
 with one line of JSON: ``{"case", "outcome", "why", "seconds", "output"}``.  What the case and its
-processes print goes to a file and comes back as ``output`` when the case has failed.
+processes print goes to a file and comes back as ``output`` when the case has failed.  Asked for ``*`` it
+says the names of all cases, as ``why``.
 
 By hand, for the whole suite::
 
@@ -47,13 +48,13 @@ def main() -> None:
         log.seek(0)
         log.truncate()
         started = time.monotonic()
-        outcome, why = suite.run(cases, name)
+        outcome, why = ("listed", " ".join(_names(cases))) if name == "*" else suite.run(cases, name)
         sys.stdout.flush()
         log.seek(0)
         answer = {
             "case": name,
             "outcome": outcome,
-            "why": why[-TAIL:],
+            "why": why if outcome == "listed" else why[-TAIL:],
             "seconds": round(time.monotonic() - started, 2),
             "output": log.read()[-TAIL:] if outcome == "failed" else "",
         }
