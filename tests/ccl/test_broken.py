@@ -147,7 +147,7 @@ def test_a_break_overtakes_what_nobody_reads(world: MakeWorld) -> None:
 def test_healthy_links_survive_a_switch(world: MakeWorld) -> None:
     """After a newcomer's epoch the stayers' connections are the same objects, with the same memory."""
     made = world(4)
-    values = [torch.ones(200_000) for _ in range(4)]
+    values = [torch.ones(LARGE) for _ in range(4)]
     for future in [member.all_reduce(value) for member, value in zip(made.members, values, strict=True)]:
         future.wait()
     stayers = [0, 1, 3]
@@ -165,10 +165,10 @@ def test_healthy_links_survive_a_switch(world: MakeWorld) -> None:
             assert (after[item] is connection) == (item.other(rank) != 2), str(item)
         assert counts[rank] == {"swapped": 2, "kept": 4, "closed": 0}
     made.check()
-    values = [torch.ones(200_000) for _ in range(4)]
+    values = [torch.ones(LARGE) for _ in range(4)]
     for future in [member.all_reduce(value) for member, value in zip(made.members, values, strict=True)]:
         future.wait()
-    assert all(torch.equal(value, torch.full((200_000,), 4.0)) for value in values)
+    assert all(torch.equal(value, torch.full((LARGE,), 4.0)) for value in values)
     assert {rank: made[rank].table.staging_bytes() for rank in stayers} == staging
 
 
