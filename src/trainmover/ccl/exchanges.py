@@ -118,15 +118,30 @@ class Exchanges(Launcher):
             same_dtype("gather", mine, *parts)
             for part in parts:
                 fits("gather", "an output", part.numel(), mine.numel())
-        flats, source = [memory.write(part) for part in parts], memory.read(mine)
-
-        def walk(group: Group, tag: int) -> Steps:
-            return algorithms.gather(group, source, flats, root, tag)
-
-        call = Call("gather", f"{shape(mine)}, root {root}", list(parts), False, walk, peer=root)
+        flats = [memory.write(part) for part in parts]
+        call = self._gather(flats, memory.read(mine), root, parts)
         if parts:
             call.value = [parts]
         return self._launch(call, memory, opts)
+
+    def gather_single(self, output: torch.Tensor, mine: torch.Tensor, opts: Any) -> dist.Work:
+        memory, root = Memory(), member(int(opts.rootRank), self._count, "gather")
+        flats: Tensors = []
+        if self._me == root:
+            same_dtype("gather", mine, output)
+            fits("gather", "the output", output.numel(), self._count * mine.numel())
+            flats = equal_parts(memory.write(output), self._count)
+        call = self._gather(flats, memory.read(mine), root, [output] if flats else [])
+        return self._launch(call, memory, opts)
+
+    gather_into_tensor = gather_single
+
+    @staticmethod
+    def _gather(flats: Tensors, source: torch.Tensor, root: int, outputs: Tensors) -> Call:
+        def walk(group: Group, tag: int) -> Steps:
+            return algorithms.gather(group, source, flats, root, tag)
+
+        return Call("gather", f"{shape(source)}, root {root}", list(outputs), False, walk, peer=root)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         output, memory = one(outputs, "scatter"), Memory()

@@ -87,6 +87,7 @@ class TrainMoverBackend(Reconfigurable, Backend):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
+        super().set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Close the group's links."""

@@ -1,11 +1,13 @@
-"""A group whose members can be changed through torch's own experimental calls (torch 2.14 and newer).
+"""A group that can be changed while it is there: its timeout, and its members.
 
-Both roads share it.  Only a standalone process has a :class:`~trainmover.ccl.membership.Membership`; in
-a job it is the planner that replaces members.
+Both roads share it.  Members are changed through torch's own experimental calls (torch 2.14 and newer).
+Only a standalone process has a :class:`~trainmover.ccl.membership.Membership`; in a job it is the planner
+that replaces members.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -35,6 +37,10 @@ class Reconfigurable(Collectives):
     def reconfigure(self, opts: Any) -> dist.Work:
         """Go into a group of exactly the processes whose handles are given."""
         return self._members().reconfigure(opts)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """From now on the group's calls may take this long (for ``dist.set_timeout``)."""
+        self._communicator.groups[self._key].limit = timeout.total_seconds()
 
     def abort(self) -> None:
         """End every call of the process with an error, here and at the peers, until a reconfigure.
