@@ -81,7 +81,7 @@ def test_device_mesh(ranks: Ranks) -> None:
 
 
 def subgroups(rank: int, size: int) -> Any:
-    """Overlapping groups, made by all; some only by their members; used in turn."""
+    """Overlapping groups, used in turn, destroyed one by one."""
     found: list[Any] = []
     members = [[0, 1], [1, 2], [0, 2], [2, 1, 0]]
     groups = [dist.new_group(ranks) for ranks in members]
@@ -90,11 +90,6 @@ def subgroups(rank: int, size: int) -> Any:
             value = torch.tensor([float(2**rank)])
             dist.all_reduce(value, group=group)
             found.append([value, dist.get_rank(group), dist.get_global_rank(group, 0)])
-    local = dist.new_group([0, 2], use_local_synchronization=True) if rank in (0, 2) else None
-    if local is not None:
-        value = torch.tensor([float(rank)])
-        dist.broadcast(value, 2, group=local)
-        found.append(value)
     mine, every = dist.new_subgroups_by_enumeration([[0], [1, 2]])
     value = torch.ones(1)
     dist.all_reduce(value, group=mine)
@@ -107,8 +102,22 @@ def subgroups(rank: int, size: int) -> Any:
 
 
 def test_subgroups(ranks: Ranks) -> None:
-    """Overlapping groups work side by side, whoever makes them, and can be destroyed one by one."""
+    """Overlapping groups work side by side and can be destroyed one by one."""
     ranks.compare(subgroups, 3)
+
+
+def made_by_members(rank: int, size: int) -> Any:
+    """Nobody else takes part in making the group."""
+    value = torch.tensor([float(rank)])
+    if rank != 1:
+        group = dist.new_group([0, 2], use_local_synchronization=True)
+        dist.broadcast(value, 2, group=group)
+    return value
+
+
+def test_a_group_made_by_its_members_alone(ranks: Ranks) -> None:
+    """With local synchronization the members suffice to make a group."""
+    ranks.compare(made_by_members, 3)
 
 
 def many_groups(rank: int, size: int) -> Any:
