@@ -153,7 +153,7 @@ def test_healthy_links_survive_a_switch(world: MakeWorld) -> None:
     stayers = [0, 1, 3]
     before = {rank: made[rank].connections() for rank in stayers}
     staging = {rank: made[rank].table.staging_bytes() for rank in stayers}
-    futures, _ = in_flight(made, stayers)
+    futures, _ = in_flight(made, stayers, 200_000)
     made[2].kill()
     done_within(futures, PROMPT)
     made.replace(2)

@@ -233,7 +233,7 @@ def test_a_fault_beside_shared_memory_ends_the_step_and_no_more(
     world: MakeWorld, fault: Fault, operation: Operation
 ) -> None:
     """The same where all ranks are on one machine and large tensors go through windows of memory."""
-    made = world(SIZE, SIZE, beside=True)
+    made = world(SIZE, SIZE)
     run(made, next(item for item in OPERATIONS if item.name == "all_reduce large"))
     assert all(member.engine.ask(lambda m=member: m.table.window(GROUP).usable) for member in made.members)
     strike_until_prompt(made, operation, fault)

@@ -148,14 +148,13 @@ def add(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
 
 
 class World:
-    """Ranks that are connected, epoch by epoch.
+    """Ranks that are connected, epoch by epoch; those of one machine share windows of memory.
 
     Args:
         size: number of ranks.
         ranks_per_machine: K.
         limit: seconds that a call may take.
         groups: process groups by name, beside the one of all ranks.
-        beside: ranks of one machine know that they are beside each other, and share windows of memory.
     """
 
     def __init__(
@@ -164,11 +163,9 @@ class World:
         ranks_per_machine: int = 1,
         limit: float = LIMIT,
         groups: Mapping[str, tuple[int, ...]] | None = None,
-        *,
-        beside: bool = False,
     ) -> None:
         self.size, self.ranks_per_machine, self.limit = size, ranks_per_machine, limit
-        self.groups, self.beside = {GROUP: tuple(range(size)), **(groups or {})}, beside
+        self.groups = {GROUP: tuple(range(size)), **(groups or {})}
         self.epoch = 0
         self.gone: list[Member] = []
         self.members = [self._member(rank) for rank in range(size)]

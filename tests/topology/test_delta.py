@@ -96,7 +96,7 @@ def test_change_after_change(data: st.DataObject, first: Layout) -> None:
 
 @given(st.data(), replacements())
 def test_a_change_of_mind(data: st.DataObject, case: Case) -> None:
-    """A plan that was given up leaves no trace: the next one, with other joiners, starts from the old links."""
+    """A plan that was given up leaves no trace: the next one, with other joiners, starts from the old."""
     old, given_up, groups = case
     leavers = data.draw(st.lists(st.sampled_from(old.machines), unique=True))
     new = old.replaced(given_up.epoch + 1, {leaver: f"t{number}" for number, leaver in enumerate(leavers)})
