@@ -3,9 +3,9 @@
 For each number of ranks and each placement the benchmark starts that many processes, which call the
 same operations through both back ends in turn (``benchmarks/collectives_rank.py``).  *inside*: all
 ranks are on one machine, as they are; *across*: each rank says that it is a machine of its own, so
-that ours uses TCP between any two.  Gloo does the same in both.  A ratio above 1 means that ours is
-faster; sizes are the bytes of a tensor, of all members' parts together where each has one
-(all_gather, reduce_scatter, all_to_all)::
+that ours uses TCP between any two; *layers*: on two machines with half of the ranks each.  Gloo does
+the same in all of them.  A ratio above 1 means that ours is faster; sizes are the bytes of a tensor,
+of all members' parts together where each has one (all_gather, reduce_scatter, all_to_all)::
 
     python benchmarks/collectives.py --json collectives.json
     python benchmarks/collectives.py --operations all_reduce --ranks 2 4 --places inside --sizes 1MiB 16MiB
@@ -36,7 +36,7 @@ from rich.table import Table
 from benchmarks.common import environment, write
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send/recv")
-PLACES = ("inside", "across")
+PLACES = ("inside", "across", "layers")
 RANKS = (2, 4, 8)
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(size * KIB for size in (4, 16, 64, 256)) + tuple(size * MIB for size in (1, 4, 16, 64, 256))
@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
     add("--quick", action="store_true", help="fewer sizes and ranks, shorter: about a minute")
     add("--json", type=Path, default=None, metavar="FILE", help="write rows, summary and environment here")
     add("--operations", nargs="+", choices=OPERATIONS, default=list(OPERATIONS))
-    add("--places", nargs="+", choices=PLACES, default=list(PLACES))
+    add("--places", nargs="+", choices=PLACES, default=list(PLACES[:2]), help="default: inside across")
     add("--ranks", nargs="+", type=int, default=None, help=f"default {RANKS}, quick {RANKS[:2]}")
     add("--sizes", nargs="+", type=_size, default=None, help="such as 4KiB 1MiB")
     add("--budget", type=float, default=None, help="seconds to spend on a case; default 1, quick 0.15")
@@ -151,7 +151,8 @@ def world(ranks: int, place: str, args: argparse.Namespace, folder: Path) -> lis
     try:
         for rank in range(ranks):
             env = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            env["TRAINMOVER_MACHINE_IDENTITY"] = f"m{rank if place == 'across' else 0}"
+            machine = {"inside": 0, "across": rank, "layers": 2 * rank // ranks}[place]
+            env["TRAINMOVER_MACHINE_IDENTITY"] = f"m{machine}"
             with (folder / f"rank{rank}.log").open("wb") as log:
                 processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
         _wait(processes, until, folder)
