@@ -27,7 +27,7 @@ def small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_walks, "INPUT_BYTES", CHUNK)
         patch.setattr(shared_walks, "BLOCK_BYTES", 2048)
-        patch.setattr(shared_walks, "DIRECT_BYTES", 512)
+        patch.setattr(shared_walks, "WHOLE_BYTES", 16 * 1024)
         patch.setattr(algorithms, "SHARED_BYTES", 4096)
         patch.setattr(algorithms, "LAYERED_BYTES", 4096)
         patch.setattr(algorithms, "DOUBLING_BYTES", 1024)

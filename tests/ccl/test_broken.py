@@ -114,7 +114,9 @@ def test_a_waiting_walk_is_told_why(world: MakeWorld) -> None:
     got = torch.empty(1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(made[0].walk, lambda group: hear(group, got, 1, 0))
-        wait_until(lambda: made[0].engine.ask(lambda: bool(made[0].engine._queues.get(GROUP))), "it waits")
+        wait_until(
+            lambda: made[0].engine.ask(lambda: bool(made[0].engine.schedule.labels(GROUP))), "it waits"
+        )
         made[0].engine.break_epoch(made[0].engine.epoch, "the user's step raised", told=True)
         with pytest.raises(EpochBroken, match="the user's step raised"):
             waiting.result(PROMPT)

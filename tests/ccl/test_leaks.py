@@ -20,8 +20,9 @@ import trainmover.ccl
 from tests.ccl.conftest import MakeWorld, engines
 from tests.ccl.operations import OPERATIONS, Operation
 from tests.ccl.worlds import GROUP, PROMPT, World, done_within, wait_until
-from trainmover.ccl.connection import Connection, Transfer
+from trainmover.ccl.connection import Connection
 from trainmover.ccl.table import Plan, Slot
+from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.walk import Walk
 from trainmover.topology.links import Link
 

@@ -27,6 +27,7 @@ class Traffic:
         self.stop_at = 1 << 30
         self.wrong: list[str] = []
         self._barrier = threading.Barrier(world.size, action=self._count)
+        self._members = list(world.members)  # a test may put newcomers into the world meanwhile
         self._threads = [
             threading.Thread(target=self._run, args=(rank,), daemon=True) for rank in range(world.size)
         ]
@@ -38,7 +39,7 @@ class Traffic:
         total = self.world.size * (self.world.size + 1) / 2
         while self.rounds < self.stop_at:
             value = torch.full((30_000,), float(rank + 1))
-            self.world[rank].all_reduce(value).wait()
+            self._members[rank].all_reduce(value).wait()
             if not torch.equal(value, torch.full((30_000,), total)):
                 self.wrong.append(f"rank {rank}, round {self.rounds}")
             self._barrier.wait(LIMIT)

@@ -341,7 +341,7 @@ class Cluster:
         lines = []
         for rank in self.all:
             engine = rank.session.engine
-            calls = [walk.label for queue in list(engine._queues.values()) for walk in queue]
+            calls = engine.schedule.labels()
             state = f"committed {rank.boundary.committed}, epoch {engine.epoch} ({engine._reason or 'whole'})"
             coming = [order.epoch for order in rank.session.orders.after(engine.epoch)]
             lines.append(f"{rank}: {state}, prepared for {coming}, waits for {calls}, error {rank.error!r}")

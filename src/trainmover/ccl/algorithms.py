@@ -31,6 +31,9 @@ DOUBLING_BYTES = 32 * 1024
 SHARED_BYTES = 32 * 1024 + 1
 """From this size on a tensor goes through shared windows; frames are quicker for less."""
 
+SHARED_BROADCAST_BYTES = 4 * 1024 * 1024
+"""The same for a broadcast to more than one other member."""
+
 LAYERED_BYTES = 64 * 1024
 """From this size on a sum over machines with several members each is made inside the machines first."""
 
@@ -109,7 +112,7 @@ def reduce_scatter(
 
 def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
     """Everybody ends with the root's tensor; in place."""
-    if flat.nbytes >= SHARED_BYTES and _together(group):
+    if flat.nbytes >= SHARED_BROADCAST_BYTES and group.size > 2 and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.broadcast(room, flat, root))
@@ -130,25 +133,11 @@ def all_gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor]
 
 def gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor], root: int, tag: int) -> Steps:
     """The root ends with everybody's tensor; ``outputs`` by group rank, empty elsewhere."""
-    if _together(group):
-        room = yield from shared_walks.enter(group, tag)
-        if room is not None:
-            if group.me != root:
-                return (yield from shared_walks.exchange(room, {root: mine}, {}))
-            outputs[root].copy_(mine)
-            return (yield from shared_walks.exchange(room, {}, {m: outputs[m] for m in group.others}))
     return (yield from walks.gather(_mesh(group), mine, outputs, root, tag))
 
 
 def scatter(group: Group, inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int, tag: int) -> Steps:
     """Member i ends with the root's i-th tensor; ``inputs`` by group rank, empty elsewhere."""
-    if _together(group):
-        room = yield from shared_walks.enter(group, tag)
-        if room is not None:
-            if group.me != root:
-                return (yield from shared_walks.exchange(room, {}, {root: output}))
-            output.copy_(inputs[root])
-            return (yield from shared_walks.exchange(room, {m: inputs[m] for m in group.others}, {}))
     return (yield from walks.scatter(_mesh(group), inputs, output, root, tag))
 
 
@@ -156,12 +145,6 @@ def all_to_all(
     group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], tag: int
 ) -> Steps:
     """Member i ends with everybody's i-th input; sizes may differ."""
-    if _together(group):
-        room = yield from shared_walks.enter(group, tag)
-        if room is not None:
-            outputs[group.me].copy_(inputs[group.me])
-            out, into = ({m: parts[m] for m in group.others} for parts in (inputs, outputs))
-            return (yield from shared_walks.exchange(room, out, into))
     return (yield from walks.all_to_all(_mesh(group), inputs, outputs, tag))
 
 

@@ -21,48 +21,13 @@ from typing import Protocol
 from trainmover.ccl import frames
 from trainmover.ccl.shared import Window
 from trainmover.ccl.tags import Mismatch
+from trainmover.ccl.transfer import Buffer, Transfer
 from trainmover.errors import LinkError
-
-Buffer = memoryview
 
 LEFT = "the peer has left the job"
 
 READ_AHEAD = 16 * 1024
 """What is shorter than this is read with what follows it, in one go."""
-
-
-class Waiter(Protocol):
-    """Whoever waits for transfers (a walk)."""
-
-    def transfer_done(self) -> None:
-        """One awaited transfer has finished."""
-
-
-class Transfer:
-    """One payload on its way, out or in."""
-
-    __slots__ = ("done", "keep", "most", "source", "tag", "view", "waiter")
-
-    def __init__(
-        self, view: Buffer, tag: int, keep: object = None, source: int | None = None, most: int = 0
-    ) -> None:
-        self.view = view
-        self.most = most
-        """Where a payload of unknown size is received: its limit. ``view`` is made when it comes."""
-        self.tag = tag
-        self.source = source
-        """Rank that sends it, where receives are matched by source; None: not known yet."""
-        self.keep = keep
-        """Owner of the memory, held until the bytes are out."""
-        self.done = False
-        self.waiter: Waiter | None = None
-
-    def finish(self) -> None:
-        self.done = True
-        self.keep = None
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None:
-            waiter.transfer_done()
 
 
 class Listener(Protocol):
@@ -120,6 +85,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, peer: int, peer_life: str, listener: Listener) -> None:
         self.sock = sock
+        self.fd = sock.fileno()
         self.peer = peer
         self.peer_life = peer_life
         self.closed = False
@@ -166,9 +132,6 @@ class Connection:
     def ended(self) -> bool:
         """True when the peer has left in good order, or the connection is closed: nothing more will move."""
         return self._left or self.closed
-
-    def fileno(self) -> int:
-        return self.sock.fileno()
 
     def close(self) -> None:
         """Close at once; transfers that were posted are dropped."""

@@ -15,17 +15,17 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
 from trainmover.ccl import frames
-from trainmover.ccl.connection import READ_AHEAD, Connection
+from trainmover.ccl.connection import Connection
 from trainmover.ccl.delivery import Deliveries
+from trainmover.ccl.poller import Poller
+from trainmover.ccl.schedule import Schedule
 from trainmover.ccl.table import LinkTable, Plan
 from trainmover.ccl.tags import Mismatch
 from trainmover.ccl.walk import CallsOpen, EpochBroken, Steps, Walk
@@ -35,11 +35,6 @@ from trainmover.errors import LinkError
 __all__ = ["CallsOpen", "Engine", "EpochBroken", "Steps", "Walk"]
 
 log = logging.getLogger(__name__)
-
-LIMIT_CHECK_SECONDS = 1.0
-
-EXACT_LIMIT_SECONDS = 10.0
-"""Shorter limits than this are looked after one by one."""
 
 STOPPED = "the engine has stopped"
 
@@ -72,16 +67,16 @@ class Engine:
         self._broken = False
         self._reason = ""
         self._void: dict[int, str] = {}
-        self._queues: dict[str, deque[Walk]] = {}
-        self._runnable: deque[Walk] = deque()
+        self.schedule = Schedule(self)
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ticket = itertools.count()
-        self._poll = select.epoll()
         self._wheel = Wheel()
         self._deliveries = Deliveries(self._wheel, self._turn)
-        self._poll.register(self._wheel.fd, select.EPOLLIN)
-        self._watched: dict[int, tuple[Connection, int]] = {}
-        self._buffers: list[bytearray] = []
+        self._poller = Poller(self._wheel.fd, self._wheel.heard, table.socket_ready)
+        self.lend, self.give_back = self._poller.lend, self._poller.give_back
+        self.watch, self.unwatch = self._poller.watch, self._poller.unwatch
+        self.watch_socket = self._poller.watch_socket
+        self.deliver = self._deliveries.deliver
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="trainmover-engine", daemon=True)
         table.attach(self)
@@ -137,12 +132,12 @@ class Engine:
             try:
                 self._run_calls()
                 self._enqueue(key, walk)
-                self._run_walks()
+                self.schedule.run()
             except BaseException as error:
                 self._failed(error)
                 raise
             finally:
-                self._wheel.leave(guest=False, busy=begins == "here" and bool(self._queues))
+                self._wheel.leave(guest=False, busy=begins == "here" and self.schedule.busy)
         elif not self.call(lambda: self._enqueue(key, walk)):
             walk.abort(STOPPED)
 
@@ -160,7 +155,7 @@ class Engine:
             self._failed(error)
             raise
         finally:
-            self._wheel.leave(guest=True, busy=bool(self._queues))
+            self._wheel.leave(guest=True, busy=self.schedule.busy)
 
     def run(self, key: str, label: str, body: Callable[[], Steps], limit: float) -> Any:
         """Submit a walk and wait for its result.
@@ -221,7 +216,7 @@ class Engine:
     # -- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self.later(LIMIT_CHECK_SECONDS, self._check_limits)
+        self.schedule.start()
         leave_at = 0.0
         while True:
             self._wheel.hold()
@@ -233,9 +228,9 @@ class Engine:
                     break
             self._wheel.let_go()
         self._broken, self._reason = True, STOPPED
-        self._end_walks(STOPPED)
+        self.schedule.end_all(STOPPED)
         self.table.close()
-        self._poll.close()
+        self._poller.close()
         self._wheel.end()
         self._run_calls()
         self._wheel.let_go()
@@ -255,34 +250,16 @@ class Engine:
         timeout = 0.2 if self._stopping else 5.0
         if self._timers:
             timeout = min(timeout, max(0.0, self._timers[0][0] - time.monotonic()))
-        for fd, events in self._poll.poll(0 if self._runnable or self._wheel.asked() else timeout):
-            if fd == self._wheel.fd:
-                self._wheel.heard()
-                continue
-            entry = self._watched.get(fd)
-            if entry is None:
-                self.table.socket_ready(fd)
-                continue
-            connection = entry[0]
-            if events & select.EPOLLOUT:
-                connection.writable()
-            if events & select.EPOLLIN and connection.wants_read:
-                connection.readable()
-            if events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
-                connection.hung_up()
+        self._poller.wait(0 if self.schedule.ready or self._wheel.asked() else timeout)
         self._run_calls()
         while self._timers and self._timers[0][0] <= time.monotonic():
             self._guard(heapq.heappop(self._timers)[2])
-        self._run_walks()
+        self.schedule.run()
 
     def _run_calls(self) -> None:
         actions = self._wheel.actions()
         while actions:
             self._guard(actions.popleft())
-
-    def _run_walks(self) -> None:
-        while self._runnable:
-            self._step(self._runnable.popleft())
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:
@@ -291,79 +268,26 @@ class Engine:
             log.exception("the engine failed in %s", action)
             self._break(f"the engine failed: {error!r}", None)
 
-    # -- walks ---------------------------------------------------------------------------------
-
-    def runnable(self, walk: Walk) -> None:
-        """A walk's transfers are done (engine's thread only)."""
-        self._runnable.append(walk)
+    # -- what the schedule tells (Judge) -----------------------------------------------------------
 
     def _enqueue(self, key: str, walk: Walk) -> None:
         if self._broken:
             walk.abort(f"epoch {self._epoch} is broken: {self._reason}")
-            return
-        walk.engine, walk.key = self, key
-        queue = self._queues.setdefault(key, deque())
-        queue.append(walk)
-        if len(queue) == 1:
-            self._begin(walk)
-
-    def _begin(self, walk: Walk) -> None:
-        walk.deadline = time.monotonic() + walk.limit
-        if walk.limit < EXACT_LIMIT_SECONDS:
-            self.later(walk.limit + 0.001, self._look_at_limits)
-        self._runnable.append(walk)
-
-    def _step(self, walk: Walk) -> None:
-        if walk.engine is None:
-            return
-        try:
-            walk.advance()
-            if walk.engine is None:
-                walk.drop()
-            return
-        except StopIteration as stop:
-            result = stop.value
-        except LinkError as error:
-            if isinstance(error, Mismatch):
-                self._mismatch(error)
-                return
-            self._break(f"{walk.label}: {error}", None)
-            return
-        except Exception as error:
-            if walk.engine is None:
-                return
-            log.exception("%s failed", walk.label)
-            self.fatal = error
-            self._break(f"{walk.label} failed: {error!r}", None)
-            return
-        if walk.engine is None:
-            return
-        queue = self._queues[walk.key]
-        queue.popleft()
-        if queue:
-            self._begin(queue[0])
         else:
-            del self._queues[walk.key]
-        walk.engine = None
-        try:
-            self._deliveries.deliver(walk.done, result)
-        except Exception as error:
-            log.exception("the result of %s could not be delivered", walk.label)
+            self.schedule.add(key, walk)
+
+    def walk_failed(self, walk: Walk, error: Exception) -> None:
+        if isinstance(error, Mismatch):
+            self._mismatch(error)
+        elif isinstance(error, LinkError):
+            self._break(f"{walk.label}: {error}", None)
+        else:
+            log.error("%s failed", walk.label, exc_info=error)
             self.fatal = error
             self._break(f"{walk.label} failed: {error!r}", None)
-            self._abort(walk, str(error))
 
-    def _check_limits(self) -> None:
-        self._look_at_limits()
-        self.later(LIMIT_CHECK_SECONDS, self._check_limits)
-
-    def _look_at_limits(self) -> None:
-        now = time.monotonic()
-        for queue in self._queues.values():
-            if queue and queue[0].deadline and now > queue[0].deadline:
-                walk = queue[0]
-                self._break(f"{walk.label}: Timed out waiting {walk.limit * 1000:.0f}ms for the peers", None)
-                break
+    def overdue(self, walk: Walk) -> None:
+        self._break(f"{walk.label}: Timed out waiting {walk.limit * 1000:.0f}ms for the peers", None)
 
     # -- epochs --------------------------------------------------------------------------------
 
@@ -386,32 +310,14 @@ class Engine:
             connection.signal(frames.BREAK)
             connection.readable()
         self.table.pairs.clear()
-        self._end_walks(reason)
+        self.schedule.end_all(reason)
         self._on_break(self._epoch, peer, reason, told)
-
-    def _end_walks(self, reason: str) -> None:
-        walks = [walk for queue in self._queues.values() for walk in queue]
-        self._queues.clear()
-        self._runnable.clear()
-        for walk in walks:
-            walk.drop()
-        for walk in walks:
-            self._abort(walk, reason)
-
-    @staticmethod
-    def _abort(walk: Walk, reason: str) -> None:
-        try:
-            walk.abort(reason)
-        except Exception:
-            log.exception("%s could not be aborted", walk.label)
 
     def _adopt(self, plan: Plan) -> dict[str, int]:
         if plan.epoch <= self._epoch:
             raise LinkError(f"epoch {plan.epoch} cannot follow epoch {self._epoch}")
-        if not self._broken:
-            left = [walk.label for queue in self._queues.values() for walk in queue]
-            if left:
-                raise CallsOpen(f"calls are still open at the boundary: {', '.join(left)}")
+        if not self._broken and (left := self.schedule.labels()):
+            raise CallsOpen(f"calls are still open at the boundary: {', '.join(left)}")
         self._epoch = plan.epoch
         self._broken = False
         counts = self.table.swap(plan)
@@ -426,14 +332,6 @@ class Engine:
         return counts
 
     # -- what connections tell (Listener) --------------------------------------------------------
-
-    def lend(self) -> bytearray:
-        """A buffer to read into for a moment; one serves all connections, as they read in turn."""
-        return self._buffers.pop() if self._buffers else bytearray(READ_AHEAD)
-
-    def give_back(self, buffer: bytearray) -> None:
-        """The lent buffer is free again."""
-        self._buffers.append(buffer)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         self.unwatch(connection)
@@ -459,44 +357,10 @@ class Engine:
             self._void[epoch] = reason
 
     def interest_changed(self, connection: Connection) -> None:
-        entry = self._watched.get(connection.fileno()) if not connection.closed else None
-        if entry is None or entry[0] is not connection:
+        if connection.closed or not self._poller.watches(connection):
             return
         if connection.ended:
             self.unwatch(connection)
             self.table.left(connection)
-            return
-        mask = self._mask(connection)
-        if mask != entry[1]:
-            fd = connection.fileno()
-            self._watched[fd] = (connection, mask)
-            self._poll.modify(fd, mask)
-
-    @staticmethod
-    def _mask(connection: Connection) -> int:
-        mask = select.EPOLLRDHUP
-        if connection.wants_read:
-            mask |= select.EPOLLIN
-        if connection.wants_write:
-            mask |= select.EPOLLOUT
-        return mask
-
-    # -- what the table asks -------------------------------------------------------------------
-
-    def watch(self, connection: Connection) -> None:
-        """Start moving a connection's bytes."""
-        fd, mask = connection.fileno(), self._mask(connection)
-        self._watched[fd] = (connection, mask)
-        self._poll.register(fd, mask)
-
-    def unwatch(self, connection: Connection) -> None:
-        """Stop watching; the connection may be closed already."""
-        for fd, (watched, _) in list(self._watched.items()):
-            if watched is connection:
-                del self._watched[fd]
-                if not connection.closed:
-                    self._poll.unregister(fd)
-
-    def watch_socket(self, fd: int) -> None:
-        """Report readiness of another socket (the listener) to the table."""
-        self._poll.register(fd, select.EPOLLIN)
+        else:
+            self._poller.look_again(connection)

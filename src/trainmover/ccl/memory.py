@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from trainmover.ccl.communicator import Call
-from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Steps
+from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group
 from trainmover.errors import LinkError
 

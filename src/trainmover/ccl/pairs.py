@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainmover.ccl.connection import Connection, Transfer
+from trainmover.ccl.connection import Connection
 from trainmover.ccl.frames import Header
 from trainmover.ccl.tags import Mismatch, is_message
+from trainmover.ccl.transfer import Transfer
 from trainmover.topology.links import Link
 
 

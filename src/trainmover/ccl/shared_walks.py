@@ -1,5 +1,8 @@
 """Collectives of ranks on one machine, as walks over shared windows.
 
+Those that gain by it: reductions, and what everybody or many read.  What one member has for one other
+(all_to_all, gather, scatter) is copied as often by a unix socket.
+
 Each member copies what others need of its tensor into its own window, tells them with empty frames on
 their links, and takes what it needs straight out of theirs.  Reductions are slice-wise: member j combines
 slice j of every chunk in the canonical bracketing and shows the result in its window.  Large tensors go
@@ -12,8 +15,8 @@ nobody.  Two ways to keep that:
 - ``all_reduce``, ``reduce``, ``all_gather``, ``reduce_scatter``: in each step all members meet, and come
   there only when they are done with reading the step before.  So at the end of step s nobody reads
   the half of step s - 1.
-- ``broadcast`` and ``exchange`` stay within one half and take no step: readers say when they are done,
-  and the writer waits for all of them before it ends.
+- ``broadcast`` stays within one half and takes no step: readers say when they are done, and the root
+  waits for all of them before it ends.
 
 The frames carry the call's tag and the epoch, so members that make different calls are told so, and what
 belongs to a broken epoch is thrown away; in a new epoch the steps start at 0 on all members.
@@ -21,29 +24,24 @@ belongs to a broken epoch is thrown away; in a new epoch the steps start at 0 on
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
-from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.shared import BLOCK_BYTES, INPUT_BYTES, NAME_BYTES, Window
+from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group
 from trainmover.ccl.walks import pieces, slices
-from trainmover.errors import LinkError
 from trainmover.topology.bracket import Bracket, bracket
 
 NOTHING = memoryview(b"")
 
 WHOLE_BYTES = 512 * 1024
 """Up to this much reading per member a sum is made whole by everybody: it saves a second meeting."""
-
-DIRECT_BYTES = 64 * 1024
-"""Up to this size, what one member has for another goes over their link."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +148,7 @@ def all_reduce(room: Room, flat: torch.Tensor, combine: Combine) -> Steps:
         mine = flat[a + low : a + high]
         _combine(room, mine, low, combine, mine, room.own.result(step, flat, high - low))
         yield from room.meet()
-        for member in group.others:
-            low, high = bounds[member]
-            flat[a + low : a + high].copy_(room.windows[member].result(step, flat, high - low))
+        _take(room, flat[a:b], bounds, step)
         room.advance()
 
 
@@ -169,9 +165,7 @@ def reduce(room: Room, flat: torch.Tensor, root: int, combine: Combine) -> Steps
         if group.me == root:
             flat[a + low : a + high].copy_(result)
             yield room.hear(others)
-            for member in others:
-                low, high = bounds[member]
-                flat[a + low : a + high].copy_(room.windows[member].result(room.step, flat, high - low))
+            _take(room, flat[a:b], bounds, room.step)
         else:
             room.tell([root])
         room.advance()
@@ -182,7 +176,7 @@ def reduce_scatter(
 ) -> Steps:
     """Member i ends with the combination of everybody's run ``bounds[i]`` of ``inputs``."""
     group, others, item = room.group, room.group.others, inputs.element_size()
-    lane = _lane(group.size, INPUT_BYTES) // item
+    lane = INPUT_BYTES // group.size // 64 * 64 // item
     start, end = bounds[group.me]
     for at in range(0, max(b - a for a, b in bounds), lane):
         for member in others:
@@ -230,6 +224,13 @@ def _combine(
         combine(_fold(left, block, combine, spare), _fold(right, block, combine, spare[1:]), out[a:b])
         if copy is not None:
             copy[a:b].copy_(out[a:b])
+
+
+def _take(room: Room, chunk: torch.Tensor, bounds: list[tuple[int, int]], step: int) -> None:
+    """Copy the others' slices of a result out of their windows."""
+    for member in room.group.others:
+        low, high = bounds[member]
+        chunk[low:high].copy_(room.windows[member].result(step, chunk, high - low))
 
 
 @cache
@@ -287,53 +288,3 @@ def broadcast(room: Room, flat: torch.Tensor, root: int) -> Steps:
             flat[a:b].copy_(place)
             room.tell([root])
     yield [transfer for transfers in done[-2:] for transfer in transfers]
-
-
-def exchange(room: Room, out: Mapping[int, torch.Tensor], into: Mapping[int, torch.Tensor]) -> Steps:
-    """Bring ``out[i]`` to each member i and everybody's tensor for me into ``into``; sizes may differ.
-
-    Every pair has a lane of its own in the sender's window, in two turns, and goes at its own speed.
-    """
-    group, tag = room.group, room.tag
-    small = [group.send(m, part, tag) for m, part in out.items() if part.nbytes <= DIRECT_BYTES]
-    small += [group.receive(m, part, tag) for m, part in into.items() if part.nbytes <= DIRECT_BYTES]
-    lane = _lane(group.size, INPUT_BYTES // 2)
-    given = {m: _turns(part, lane) for m, part in out.items() if part.nbytes > DIRECT_BYTES}
-    taken = {m: _turns(part, lane) for m, part in into.items() if part.nbytes > DIRECT_BYTES}
-    done: dict[int, list[Transfer]] = {member: [] for member in given}
-    for turn in range(max(map(len, [*given.values(), *taken.values()]), default=0)):
-        at = turn % 2 * INPUT_BYTES // 2
-        awaited: dict[int, tuple[Transfer, bytearray]] = {}
-        for member, parts in given.items():
-            if turn < len(parts):
-                if turn >= 2:
-                    yield [done[member][turn - 2]]
-                part = parts[turn]
-                room.own.input(room.step, part, part.numel(), at + member * lane).copy_(part)
-                group.send_bytes(member, memoryview(struct.pack("<Q", part.nbytes)), tag, None)
-        for member in group.others:
-            if turn < len(taken.get(member, ())):
-                said = bytearray(8)
-                awaited[member] = group.receive_bytes(member, memoryview(said), tag, said), said
-            if turn < len(given.get(member, ())):
-                done[member] += room.hear([member])
-        for member, (ready, said) in awaited.items():
-            yield [ready]
-            part = taken[member][turn]
-            if said != struct.pack("<Q", part.nbytes):
-                raise LinkError(
-                    f"rank {group.ranks[member]} shows {int.from_bytes(said, 'little')} bytes where "
-                    f"{part.nbytes} are expected"
-                )
-            part.copy_(room.windows[member].input(room.step, part, part.numel(), at + group.me * lane))
-            room.tell([member])
-    yield small + [transfer for transfers in done.values() for transfer in transfers[-2:]]
-
-
-def _turns(part: torch.Tensor, lane: int) -> list[torch.Tensor]:
-    return [part[a:b] for a, b in pieces(0, part.numel(), part.element_size(), lane)]
-
-
-def _lane(members: int, room: int) -> int:
-    """Bytes for each member, if ``room`` is divided among them."""
-    return room // members // 64 * 64

@@ -13,9 +13,9 @@ from functools import cache
 
 import torch
 
-from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
+from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group
 from trainmover.ccl.walks import pieces
 from trainmover.topology.bracket import bracket, leader, merges

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Engine
 from trainmover.ccl.table import Slot
+from trainmover.ccl.transfer import Transfer
 from trainmover.errors import LinkError
 from trainmover.topology.links import Link, link, pair_link
 

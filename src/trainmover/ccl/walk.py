@@ -1,7 +1,7 @@
 """A walk: one running collective, a generator that the engine wakes when its transfers are done.
 
 What lives here: how one is begun, woken and dropped.  Which one runs when, and what a broken epoch
-does to them, is :mod:`trainmover.ccl.engine`'s business.
+does to them, is :mod:`trainmover.ccl.schedule`'s and :mod:`trainmover.ccl.engine`'s business.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from trainmover.ccl.connection import Transfer
+from trainmover.ccl.transfer import Transfer
 from trainmover.errors import LinkError, TrainMoverError
 
 if TYPE_CHECKING:
-    from trainmover.ccl.engine import Engine
+    from trainmover.ccl.schedule import Schedule
 
 Steps = Generator[list[Transfer], None, Any]
 """A walk's body: yields the transfers that must finish before it goes on; returns its result."""
@@ -39,7 +39,18 @@ class Walk:
         limit: seconds after which the walk breaks the epoch.
     """
 
-    __slots__ = ("_label", "_waiting", "abort", "body", "deadline", "done", "engine", "key", "limit", "steps")
+    __slots__ = (
+        "_label",
+        "_waiting",
+        "abort",
+        "body",
+        "deadline",
+        "done",
+        "key",
+        "limit",
+        "schedule",
+        "steps",
+    )
 
     def __init__(
         self,
@@ -57,7 +68,7 @@ class Walk:
         self.deadline = 0.0
         self.key = ""
         self.steps: Steps | None = None
-        self.engine: Engine | None = None
+        self.schedule: Schedule | None = None
         self._waiting = 0
 
     @property
@@ -67,8 +78,8 @@ class Walk:
 
     def transfer_done(self) -> None:
         self._waiting -= 1
-        if self._waiting == 0 and self.engine is not None:
-            self.engine.runnable(self)
+        if self._waiting == 0 and self.schedule is not None:
+            self.schedule.runnable(self)
 
     def advance(self) -> bool:
         """Run until transfers are outstanding. True: still running."""
@@ -86,6 +97,6 @@ class Walk:
 
     def drop(self) -> None:
         """Never wake again. A walk whose own send broke the epoch is still running: it ends by itself."""
-        self.engine = None
+        self.schedule = None
         if self.steps is not None and inspect.getgeneratorstate(self.steps) != inspect.GEN_RUNNING:
             self.steps.close()

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
+from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group
 from trainmover.topology.bracket import bracket, leader, merges
 

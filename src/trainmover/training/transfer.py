@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from trainmover.ccl.connection import Transfer
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.tags import tag_of
+from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group
 from trainmover.training.state import tensor_bytes
 

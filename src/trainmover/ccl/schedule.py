@@ -1,0 +1,146 @@
+"""Which walk runs when: calls of one queue in the order in which they were made, each within its limit.
+
+Walks are started, woken by their transfers, and ended here, always by whoever is at the engine's
+wheel.  What an error in one of them means is the engine's business (:class:`Judge`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from trainmover.ccl.walk import Walk
+from trainmover.errors import LinkError
+
+log = logging.getLogger(__name__)
+
+LIMIT_CHECK_SECONDS = 1.0
+
+EXACT_LIMIT_SECONDS = 10.0
+"""Shorter limits than this are looked after one by one."""
+
+
+class Judge(Protocol):
+    """Decides what an error means."""
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run an action after a while."""
+
+    def deliver(self, done: Callable[[Any], None], result: Any) -> None:
+        """Give a walk's result to its owner."""
+
+    def walk_failed(self, walk: Walk, error: Exception) -> None:
+        """A walk ended with an error."""
+
+    def overdue(self, walk: Walk) -> None:
+        """A walk has not ended within its limit."""
+
+
+class Schedule:
+    """The walks of one engine."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._queues: dict[str, deque[Walk]] = {}
+        self._runnable: deque[Walk] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """True while walks are under way."""
+        return bool(self._queues)
+
+    @property
+    def ready(self) -> bool:
+        """True when a walk can go on."""
+        return bool(self._runnable)
+
+    def labels(self, key: str | None = None) -> list[str]:
+        """What is under way, in words; of one queue or of all."""
+        queues = self._queues.values() if key is None else [self._queues.get(key, deque())]
+        return [walk.label for queue in queues for walk in queue]
+
+    def start(self) -> None:
+        """Begin to look after limits."""
+        self._look_at_limits()
+        self._judge.later(LIMIT_CHECK_SECONDS, self.start)
+
+    def add(self, key: str, walk: Walk) -> None:
+        """Queue a walk behind the earlier ones of the same key."""
+        walk.schedule, walk.key = self, key
+        queue = self._queues.setdefault(key, deque())
+        queue.append(walk)
+        if len(queue) == 1:
+            self._begin(walk)
+
+    def runnable(self, walk: Walk) -> None:
+        """A walk's transfers are done."""
+        self._runnable.append(walk)
+
+    def run(self) -> None:
+        """Run what can go on, until everything waits."""
+        while self._runnable:
+            self._step(self._runnable.popleft())
+
+    def end_all(self, reason: str) -> None:
+        """End every walk through its ``abort``."""
+        walks = [walk for queue in self._queues.values() for walk in queue]
+        self._queues.clear()
+        self._runnable.clear()
+        for walk in walks:
+            walk.drop()
+        for walk in walks:
+            self.abort(walk, reason)
+
+    @staticmethod
+    def abort(walk: Walk, reason: str) -> None:
+        """End one walk."""
+        try:
+            walk.abort(reason)
+        except Exception:
+            log.exception("%s could not be aborted", walk.label)
+
+    def _begin(self, walk: Walk) -> None:
+        walk.deadline = time.monotonic() + walk.limit
+        if walk.limit < EXACT_LIMIT_SECONDS:
+            self._judge.later(walk.limit + 0.001, self._look_at_limits)
+        self._runnable.append(walk)
+
+    def _step(self, walk: Walk) -> None:
+        if walk.schedule is None:
+            return
+        try:
+            walk.advance()
+            if walk.schedule is None:
+                walk.drop()
+            return
+        except StopIteration as stop:
+            result = stop.value
+        except Exception as error:  # noqa: BLE001 - the engine decides
+            if walk.schedule is not None or isinstance(error, LinkError):
+                self._judge.walk_failed(walk, error)
+            return
+        if walk.schedule is None:
+            return
+        queue = self._queues[walk.key]
+        queue.popleft()
+        if queue:
+            self._begin(queue[0])
+        else:
+            del self._queues[walk.key]
+        walk.schedule = None
+        try:
+            self._judge.deliver(walk.done, result)
+        except Exception as error:
+            log.exception("the result of %s could not be delivered", walk.label)
+            self._judge.walk_failed(walk, error)
+            self.abort(walk, str(error))
+
+    def _look_at_limits(self) -> None:
+        now = time.monotonic()
+        for queue in self._queues.values():
+            if queue and queue[0].deadline and now > queue[0].deadline:
+                self._judge.overdue(queue[0])
+                break
