@@ -36,6 +36,11 @@ class Started:
         """All of it has completed."""
         return all(work.is_completed() for work in self.works)
 
+    def wait(self) -> None:
+        """Block until all of it has completed, as a script does."""
+        for work in self.works:
+            work.wait()
+
 
 Start = Callable[[TrainMoverGroup, int, int, int], Started]
 """Starts an operation on ``(group, own rank, size of the group, number of elements)``."""

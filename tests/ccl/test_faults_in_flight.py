@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.operations import HEARER, OPERATIONS, SOURCE, Operation, Started
+from tests.ccl.operations import HEARER, OPERATIONS, SOURCE, Operation
 from tests.ccl.worlds import GROUP, JOB, PROMPT, World, wait_until
 from trainmover.ccl import frames
 from trainmover.ccl.connection import Connection
@@ -144,13 +144,30 @@ def others(world: World) -> list[int]:
     return [rank for rank in range(world.size) if rank != SOURCE]
 
 
-def waiting(world: World, operation: Operation) -> dict[int, Started]:
-    """Everybody but rank 1 has called the operation; rank 0 surely waits in it."""
-    started = {rank: operation.start(world[rank]) for rank in others(world)}
-    for rank in started:
-        world[rank].engine.ask(lambda: None)
-    assert not started[HEARER].done
-    return started
+class Waiting:
+    """Everybody but rank 1 has called the operation; rank 0 surely waits in it.
+
+    Args:
+        blocked: each rank has a thread that waits for its calls, which may then move the bytes itself;
+            else the calls are asynchronous and nobody waits for them yet.
+    """
+
+    def __init__(self, world: World, operation: Operation, *, blocked: bool) -> None:
+        self.started = {rank: operation.start(world[rank]) for rank in others(world)}
+        self.threads = [
+            threading.Thread(target=started.wait, daemon=True) for started in self.started.values() if blocked
+        ]
+        for thread in self.threads:
+            thread.start()
+        for rank in self.started:
+            world[rank].engine.ask(lambda: None)
+        assert not self.started[HEARER].done
+
+    @property
+    def over(self) -> bool:
+        """All calls have completed and nobody waits."""
+        done = all(started.done for started in self.started.values())
+        return done and not any(thread.is_alive() for thread in self.threads)
 
 
 def links_between(world: World, ranks: Sequence[int]) -> dict[tuple[int, object], object]:
@@ -170,11 +187,11 @@ def run(world: World, operation: Operation) -> None:
     assert all(item.right() for item in started)
 
 
-def strike(world: World, operation: Operation, fault: Fault, after: ExitStack) -> float:
+def strike(world: World, operation: Operation, fault: Fault, after: ExitStack, *, blocked: bool) -> float:
     """A breaking fault and the epoch after it; returns how long anybody was still blocked."""
     replaced = BREAKING[fault]
     run(world, operation)  # makes the links that are made when they are first needed
-    started, stayers = waiting(world, operation), others(world)
+    waiting, stayers = Waiting(world, operation, blocked=blocked), others(world)
     healthy = links_between(world, stayers)
     known = [float("inf")] * world.size
     for rank, member in enumerate(world.members):
@@ -184,10 +201,10 @@ def strike(world: World, operation: Operation, fault: Fault, after: ExitStack) -
     affected = stayers if replaced else list(range(world.size))
 
     def unblocked() -> bool:
-        return all(s.done for s in started.values()) and all(world[r].engine.broken for r in affected)
+        return waiting.over and all(world[rank].engine.broken for rank in affected)
 
     wait_until(unblocked, f"{operation}, {fault.__name__}: everybody is unblocked", PROMPT * 3)
-    blocked = time.monotonic() - min(known)
+    seconds = time.monotonic() - min(known)
     assert all(world[rank].comm.swallowing for rank in affected), "the step is void"
     late = {rank: operation.start(world[rank]) for rank in affected}
     assert all(item.done for item in late.values()), "a later call of the step returns at once"
@@ -197,7 +214,7 @@ def strike(world: World, operation: Operation, fault: Fault, after: ExitStack) -
     world.switch()
     assert healthy.items() <= links_between(world, stayers).items()
     run(world, operation)
-    return blocked
+    return seconds
 
 
 def _noting(on_break: Callable[..., None], known: list[float], rank: int) -> Callable[..., None]:
@@ -208,23 +225,26 @@ def _noting(on_break: Callable[..., None], known: list[float], rank: int) -> Cal
     return note
 
 
-def strike_until_prompt(made: World, operation: Operation, fault: Fault) -> None:
+def strike_until_prompt(made: World, operation: Operation, fault: Fault, *, blocked: bool = True) -> None:
     """Strike until nobody was blocked for too long; everything else must hold each time."""
-    blocked = []
+    delays = []
     for _ in range(ATTEMPTS):
         with ExitStack() as after:
-            blocked.append(strike(made, operation, fault, after))
+            delays.append(strike(made, operation, fault, after, blocked=blocked))
         made.check()  # one that wakes up after it was replaced disturbs nobody
-        if blocked[-1] <= UNBLOCKED_SECONDS:
+        if delays[-1] <= UNBLOCKED_SECONDS:
             return
-    raise AssertionError(f"blocked for {', '.join(f'{seconds:.3f} s' for seconds in blocked)}")
+    raise AssertionError(f"blocked for {', '.join(f'{seconds:.3f} s' for seconds in delays)}")
 
 
+@pytest.mark.parametrize("blocked", [True, False], ids=["waited for", "asynchronous"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
 @pytest.mark.parametrize("fault", BREAKING, ids=lambda fault: fault.__name__)
-def test_a_fault_ends_the_step_and_no_more(world: MakeWorld, fault: Fault, operation: Operation) -> None:
+def test_a_fault_ends_the_step_and_no_more(
+    world: MakeWorld, fault: Fault, operation: Operation, blocked: bool
+) -> None:
     """Everybody is unblocked in 200 ms, healthy links stay, the next epoch's results are right."""
-    strike_until_prompt(world(SIZE), operation, fault)
+    strike_until_prompt(world(SIZE), operation, fault, blocked=blocked)
 
 
 @pytest.mark.parametrize("operation", [item for item in OPERATIONS if "large" in item.name], ids=str)
@@ -258,12 +278,12 @@ def test_what_does_not_belong_here_disturbs_nothing(
     made.switch()
     run(made, operation)  # makes the links that are made when they are first needed
     before = links_between(made, range(SIZE))
-    started = waiting(made, operation)
+    waiting = Waiting(made, operation, blocked=True)
     fault(made)
     made[HEARER].engine.ask(lambda: None)
-    assert not started[HEARER].done
-    started[SOURCE] = operation.start(made[SOURCE])
-    wait_until(lambda: all(item.done for item in started.values()), f"{operation} completes")
-    assert all(item.right() for item in started.values())
+    assert not waiting.started[HEARER].done
+    last = operation.start(made[SOURCE])
+    wait_until(lambda: waiting.over and last.done, f"{operation} completes")
+    assert all(item.right() for item in (*waiting.started.values(), last))
     assert [member.breaks for member in made.members] == [[]] * SIZE
     assert before.items() <= links_between(made, range(SIZE)).items()

@@ -19,7 +19,7 @@ import torch
 import trainmover.ccl
 from tests.ccl.conftest import MakeWorld, engines
 from tests.ccl.operations import OPERATIONS, Operation
-from tests.ccl.worlds import GROUP, PROMPT, World, done_within, wait_until
+from tests.ccl.worlds import GROUP, LIMIT, World, done_within, wait_until
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.table import Plan, Slot
 from trainmover.ccl.transfer import Transfer
@@ -43,7 +43,7 @@ def traffic(world: World) -> None:
     """A large all_reduce, then a message to everybody's neighbour, both right."""
     values = [torch.ones(LARGE) for _ in world.members]
     futures = [member.all_reduce(value) for member, value in zip(world.members, values, strict=True)]
-    done_within(futures, 20.0)
+    done_within(futures, LIMIT)
     started = [TO_EACH_OTHER.start(member) for member in world.members]
     wait_until(lambda: all(item.done for item in started), "messages arrive")
     assert all(bool((value == world.size).all()) for value in values)
@@ -55,7 +55,7 @@ def kill(world: World, rank: int) -> None:
     others = [member for member in world.members if member.rank != rank]
     futures = [member.all_reduce(torch.ones(4)) for member in others]
     world[rank].kill()
-    done_within(futures, PROMPT)
+    done_within(futures, LIMIT)
     world.replace(rank)
     world.switch()
 
