@@ -15,6 +15,19 @@ FILE = Path(__file__).with_name("torch_cases.toml")
 DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
+NOT_ON_THE_BACKEND_ROAD = {
+    "test_ddp_logging_data_cpu": "torch calls the back end of such a group `custom`",
+    "test_irecv": "a Work is not asked itself whether it has ended",
+    "test_isend": "a Work is not asked itself whether it has ended",
+    "test_isend_autograd_profiler": "a Work is not asked itself whether it has ended",
+    "test_isend_torch_profiler": "a Work is not asked itself whether it has ended",
+    "test_send_recv_any_source": "a Work is not asked itself where a message came from",
+    "test_send_recv_any_source_autograd_profiler": "a Work is not asked itself where a message came from",
+    "test_send_recv_any_source_torch_profiler": "a Work is not asked itself where a message came from",
+}
+"""Cases that fail on the ``Backend`` road (torch 2.14 and newer), for what torch does there."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """Cases that do not run, and why."""
@@ -74,7 +87,7 @@ def chosen() -> list[str]:
 def document() -> str:
     """docs/conformance.md as it should be."""
     text = DOCS.read_text()
-    for name, made in (("cases", _counts()), ("left out", _left_out())):
+    for name, made in (("cases", _counts()), ("left out", _left_out()), ("road", _road())):
         mark = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
         text = re.sub(mark, lambda found, made=made: found[1] + made + found[2], text, flags=re.DOTALL)
     return text
@@ -97,6 +110,15 @@ def _left_out() -> str:
     return "| reason | number | cases |\n|---|---|---|\n" + "".join(
         f"| {left.reason} | {len(left.cases)} | {', '.join(_short(name) for name in left.cases)} |\n"
         for left in rows
+    )
+
+
+def _road() -> str:
+    reasons: dict[str, list[str]] = {}
+    for name, reason in NOT_ON_THE_BACKEND_ROAD.items():
+        reasons.setdefault(reason, []).append(_short(name))
+    return "| torch | cases |\n|---|---|\n" + "".join(
+        f"| {reason} | {', '.join(names)} |\n" for reason, names in reasons.items()
     )
 
 

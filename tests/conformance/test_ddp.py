@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.model_averaging import averagers
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.conformance.models import WIDTH, batch, mlp, train, weights
@@ -108,6 +109,28 @@ def _gather_and_add(_: object, bucket: dist.GradBucket) -> torch.futures.Future[
 def test_comm_hooks(ranks: Ranks, hook: str) -> None:
     """Communication hooks get futures that they can chain, and lead to Gloo's weights."""
     ranks.compare(hooked, hook=hook)
+
+
+def averaged(rank: int, _size: int) -> Any:
+    """After two steps gradients stay among two ranks, and all average the weights every second step."""
+    mine, _ = dist.new_subgroups(2)
+    state = post_localSGD_hook.PostLocalSGDState(None, mine, start_localSGD_iter=2)
+    model = DistributedDataParallel(mlp())
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    averager = averagers.PeriodicModelAverager(period=2, warmup_steps=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        x, y = batch(rank, step)
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        averager.average_parameters(model.parameters())
+        optimizer.zero_grad()
+    return weights(model.module)
+
+
+def test_model_averaging(ranks: Ranks) -> None:
+    """Post-local SGD averages the weights themselves, as over Gloo."""
+    ranks.compare(averaged, 4)
 
 
 class Branches(nn.Module):

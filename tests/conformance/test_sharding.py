@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.conformance.models import WIDTH, Block, mlp, train, weights, whole
+from tests.conformance.models import WIDTH, Block, batch, mlp, train, weights, whole
 from tests.conformance.ranks import Ranks
 
 
@@ -59,6 +59,28 @@ def test_fsdp2(ranks: Ranks, shape: list[int], size: int, clip: bool) -> None:
 def test_fsdp2_options(ranks: Ranks, options: dict[str, bool]) -> None:
     """fully_shard gathers parameters in bfloat16 where told to, and keeps them gathered where told to."""
     ranks.compare(fully_sharded, shape=[2], clip=False, tolerance=1e-5, **options)
+
+
+def accumulated(rank: int, size: int) -> Any:
+    """Gradients pile up, unsharded, until the last part of a step reduces them."""
+    model = blocks()
+    for layer in model:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        for part in range(3):
+            model.set_requires_gradient_sync(part == 2)
+            x, y = batch(rank, 10 * step + part)
+            nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def test_fsdp2_gradient_accumulation(ranks: Ranks) -> None:
+    """With set_requires_gradient_sync(False) gradients are reduced at the last part of a step only."""
+    ranks.compare(accumulated, tolerance=1e-5)
 
 
 def fsdp1(rank: int, _size: int) -> Any:
