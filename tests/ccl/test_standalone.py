@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from trainmover.ccl.standalone import IDENTITY, machine_identity
-from trainmover.errors import LinkError
+from tests.ccl.worlds import wait_until
+from trainmover.ccl.backend import ROAD, road
+from trainmover.ccl.standalone import HOST, IDENTITY, listening_host, machine_identity, store_host
+from trainmover.errors import ConfigError, LinkError
 
 LIMIT = 120.0
 DIES = "dies without a word"
@@ -189,6 +192,102 @@ def test_a_lost_peer_is_an_error(tmp_path: Path) -> None:
     first, second, _ = spawn(lose_a_peer, 3, tmp_path)
     assert "all_reduce (SUM, 4 x float32) of '0' failed" in first
     assert "all_reduce (SUM, 4 x float32) of '0' failed" in second
+
+
+def by_environment(rank: int, size: int, folder: str) -> list[float]:
+    import torch.distributed as dist
+
+    found = []
+    for turn in (1, 2):
+        if rank == 0:
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                port = probe.getsockname()[1]
+            Path(folder, f"port{turn}.new").write_text(str(port))
+            Path(folder, f"port{turn}.new").rename(Path(folder, f"port{turn}"))
+        wait_until(Path(folder, f"port{turn}").exists, "rank 0 chooses a port")
+        port = int(Path(folder, f"port{turn}").read_text())
+        if turn == 1:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+            dist.init_process_group("trainmover")
+        else:
+            dist.init_process_group(
+                "trainmover", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
+            )
+        found.append(total(rank))
+        dist.destroy_process_group()
+    return found
+
+
+def test_a_tcp_store_brings_ranks_together(tmp_path: Path) -> None:
+    """The usual ways to start work: addresses in the environment, and in the call."""
+    assert spawn(by_environment, 2, tmp_path) == [[3.0, 3.0]] * 2
+
+
+def leave_early(rank: int, size: int, folder: str) -> float:
+    import torch.distributed as dist
+
+    meet(folder, rank, size)
+    pair = dist.new_group([1, 2])
+    total(rank)
+    if rank == 0:
+        return 0.0  # the script is over; it has destroyed nothing
+    for _ in range(300):
+        found = total(rank, pair)
+        time.sleep(0.005)  # training takes its time, and rank 0 is gone soon
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_script_may_end_without_destroying_its_groups(tmp_path: Path) -> None:
+    """Who leaves at the end of its script is not taken for one that was killed."""
+    assert spawn(leave_early, 3, tmp_path) == [0.0, 5.0, 5.0]
+
+
+def abort_and_begin_again(rank: int, size: int, folder: str) -> list[float]:
+    import torch.distributed as dist
+
+    found = []
+    for name in ("first", "second"):
+        meet(folder, rank, size, name)
+        found.append(total(rank))
+        Path(folder, f"{name} {rank}").touch()
+        wait_until(Path(folder, f"{name} {1 - rank}").exists, "nobody waits for the other any more")
+        dist.distributed_c10d._abort_process_group()
+    meet(folder, rank, size, "third")
+    found.append(total(rank))
+    dist.destroy_process_group()
+    return found
+
+
+def test_groups_can_be_made_after_an_abort(tmp_path: Path) -> None:
+    """Torch's abort drops the groups without a word; new ones can be made."""
+    assert spawn(abort_and_begin_again, 2, tmp_path) == [[3.0, 3.0, 3.0]] * 2
+
+
+def test_an_address_to_listen_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address is the one asked for, else one that leads to the store's host, else this host's."""
+    from torch.distributed import HashStore, PrefixStore, TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert store_host(PrefixStore("a", PrefixStore("b", store))) == "127.0.0.1"
+    assert listening_host(PrefixStore("a", store)) == "127.0.0.1"
+    assert store_host(HashStore()) == ""
+    with socket.create_server((listening_host(HashStore()), 0)):
+        pass
+    monkeypatch.setenv(HOST, "192.0.2.1")
+    assert listening_host(store) == "192.0.2.1"
+
+
+def test_a_road_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A road into torch that does not exist is refused by name."""
+    monkeypatch.setenv(ROAD, "railway")
+    with pytest.raises(ConfigError, match="railway"):
+        road()
+    monkeypatch.setattr("trainmover.ccl.backend.backend_road", lambda: False)
+    monkeypatch.setenv(ROAD, "backend")
+    with pytest.raises(ConfigError, match=r"2\.14"):
+        road()
 
 
 def test_a_machine_has_one_name() -> None:
