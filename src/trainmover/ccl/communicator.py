@@ -27,7 +27,7 @@ from torch.futures import Future
 from trainmover.ccl import algorithms
 from trainmover.ccl.engine import Begins, Engine, Steps, Walk
 from trainmover.ccl.table import Plan
-from trainmover.ccl.tags import tag_of
+from trainmover.ccl.tags import MESSAGE, tag_of
 from trainmover.ccl.view import Group
 from trainmover.errors import LinkError
 from trainmover.topology.links import (
@@ -339,6 +339,7 @@ class Communicator:
                 lambda result: self._finish(name, call, future, result),
                 lambda reason: self._unanswered(info, call, future, reason),
                 call.limit or info.limit or self.limit,
+                0 if key or call.name == MESSAGE else call.tag,
             )
             call.drive = self.engine.drive
             self.engine.submit(key or name, walk, call.begins)

@@ -53,6 +53,9 @@ class Listener(Protocol):
     def break_received(self, connection: Connection, epoch: int, tags: tuple[int, int]) -> None:
         """The peer says that its epoch is broken: for what we have called (its tag, ours), or (0, 0)."""
 
+    def peer_waits(self, connection: Connection, epoch: int, tag: int, number: int) -> None:
+        """The peer has been waiting for long in the call of this tag, the number-th of its group."""
+
     def interest_changed(self, connection: Connection) -> None:
         """``wants_read`` or ``wants_write`` may have changed."""
 
@@ -176,7 +179,7 @@ class Connection:
         self._queue(_Out(data, epoch, transfer))
 
     def signal(self, kind: int, tags: tuple[int, int] = (0, 0)) -> None:
-        """Queue a BREAK or a BYE; ``tags``: what we and the peer have called, where that breaks the epoch."""
+        """Queue a frame without payload; ``tags`` fill its tag and sequence."""
         if kind == frames.BYE:
             self.said_bye = True
         epoch = self._listener.epoch
@@ -343,6 +346,8 @@ class Connection:
             self.peer_said_bye = True
         elif frame.kind == frames.BREAK:
             self._listener.break_received(self, frame.epoch, (frame.tag, frame.sequence))
+        elif frame.kind == frames.WAITS:
+            self._listener.peer_waits(self, frame.epoch, frame.tag, frame.sequence)
         else:
             self._frame, self._fill = frame, 0
         return True

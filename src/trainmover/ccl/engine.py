@@ -289,6 +289,10 @@ class Engine:
     def overdue(self, walk: Walk) -> None:
         self._break(f"{walk.label}: Timed out waiting {walk.limit * 1000:.0f}ms for the peers", None)
 
+    def waits(self, walk: Walk) -> None:
+        for connection in self.table.connections_of(walk.key):
+            connection.signal(frames.WAITS, (walk.tag, walk.number))
+
     # -- epochs --------------------------------------------------------------------------------
 
     def _mismatch(self, error: Mismatch) -> None:
@@ -320,6 +324,7 @@ class Engine:
             raise CallsOpen(f"calls are still open at the boundary: {', '.join(left)}")
         self._epoch = plan.epoch
         self._broken = False
+        self.schedule.roll.clear()
         counts = self.table.swap(plan)
         missing = self.table.missing(plan)
         for connection in self.table.connections():
@@ -355,6 +360,14 @@ class Engine:
             self._break(reason, None, told=True)
         elif epoch > self._epoch:
             self._void[epoch] = reason
+
+    def peer_waits(self, connection: Connection, epoch: int, tag: int, number: int) -> None:
+        group = self.table.group_of(connection)
+        if epoch != self._epoch or self._broken or group is None:
+            return
+        ours = self.schedule.roll.tag(group, number)
+        if ours not in (None, tag):
+            self._mismatch(Mismatch(connection.peer, ours, None, tag, None))
 
     def interest_changed(self, connection: Connection) -> None:
         if connection.closed or not self._poller.watches(connection):

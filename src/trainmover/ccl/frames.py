@@ -24,8 +24,10 @@ BREAK: Final = 2
 says what the sender has called and the sequence what the receiver has."""
 BYE: Final = 3
 """The sender is done and will close in good order; no payload."""
+WAITS: Final = 4
+"""The sender waits for long in the call of this tag, the sequence-th of its group; no payload."""
 
-_KINDS: Final = frozenset((DATA, BREAK, BYE))
+_KINDS: Final = frozenset((DATA, BREAK, BYE, WAITS))
 _HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_SIZE: Final = _HEADER.size
 

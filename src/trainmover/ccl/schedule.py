@@ -12,12 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from trainmover.ccl.rollcall import RollCall
 from trainmover.ccl.walk import Walk
 from trainmover.errors import LinkError
 
 log = logging.getLogger(__name__)
 
 LIMIT_CHECK_SECONDS = 1.0
+
+TELL_SECONDS = 1.0
+"""A collective that takes as long as this tells the peers what it is; then at twice the time, and so on."""
 
 EXACT_LIMIT_SECONDS = 10.0
 """Shorter limits than this are looked after one by one."""
@@ -38,12 +42,16 @@ class Judge(Protocol):
     def overdue(self, walk: Walk) -> None:
         """A walk has not ended within its limit."""
 
+    def waits(self, walk: Walk) -> None:
+        """A collective takes long."""
+
 
 class Schedule:
     """The walks of one engine."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
+        self.roll = RollCall()
         self._queues: dict[str, deque[Walk]] = {}
         self._runnable: deque[Walk] = deque()
 
@@ -65,11 +73,14 @@ class Schedule:
     def start(self) -> None:
         """Begin to look after limits."""
         self._look_at_limits()
+        self._tell_who_waits()
         self._judge.later(LIMIT_CHECK_SECONDS, self.start)
 
     def add(self, key: str, walk: Walk) -> None:
         """Queue a walk behind the earlier ones of the same key."""
         walk.schedule, walk.key = self, key
+        if walk.tag:
+            walk.number = self.roll.note(key, walk.tag)
         queue = self._queues.setdefault(key, deque())
         queue.append(walk)
         if len(queue) == 1:
@@ -103,7 +114,8 @@ class Schedule:
             log.exception("%s could not be aborted", walk.label)
 
     def _begin(self, walk: Walk) -> None:
-        walk.deadline = time.monotonic() + walk.limit
+        now = time.monotonic()
+        walk.deadline, walk.tell_at = now + walk.limit, now + TELL_SECONDS
         if walk.limit < EXACT_LIMIT_SECONDS:
             self._judge.later(walk.limit + 0.001, self._look_at_limits)
         self._runnable.append(walk)
@@ -144,3 +156,12 @@ class Schedule:
             if queue and queue[0].deadline and now > queue[0].deadline:
                 self._judge.overdue(queue[0])
                 break
+
+    def _tell_who_waits(self) -> None:
+        now = time.monotonic()
+        for queue in list(self._queues.values()):
+            walk = queue[0]
+            if walk.tag and now >= walk.tell_at > 0.0:
+                begun = walk.deadline - walk.limit
+                walk.tell_at = now + (now - begun)
+                self._judge.waits(walk)

@@ -141,6 +141,16 @@ class LinkTable:
         """From now on make connections with those who know this secret; those that there are stay."""
         self._connectors.trust(secret)
 
+    def connections_of(self, group: str) -> list[Connection]:
+        """Connections of one group's links in the current epoch."""
+        found = [slot.connection for link, slot in self._slots.items() if link.group == group]
+        return [connection for connection in found if connection is not None and not connection.closed]
+
+    def group_of(self, connection: Connection) -> str | None:
+        """The group whose link has this connection in the current epoch."""
+        links = (link for link, slot in self._slots.items() if slot.connection is connection)
+        return next((link.group for link in links), None)
+
     def staging_bytes(self) -> int:
         """Bytes of staging memory held by all slots."""
         return sum(len(slot.staging) for slot in self._slots.values()) + self.pairs.staging_bytes()

@@ -37,6 +37,7 @@ class Walk:
         done: called with the result.
         abort: called with the reason when the epoch broke.
         limit: seconds after which the walk breaks the epoch.
+        tag: of the call, where it is a collective: all members of a group make the same ones.
     """
 
     __slots__ = (
@@ -48,8 +49,11 @@ class Walk:
         "done",
         "key",
         "limit",
+        "number",
         "schedule",
         "steps",
+        "tag",
+        "tell_at",
     )
 
     def __init__(
@@ -59,13 +63,17 @@ class Walk:
         done: Callable[[Any], None],
         abort: Callable[[str], None],
         limit: float,
+        tag: int = 0,
     ) -> None:
         self._label = label
         self.body = body
         self.done = done
         self.abort = abort
         self.limit = limit
+        self.tag = tag
+        self.number = 0
         self.deadline = 0.0
+        self.tell_at = 0.0
         self.key = ""
         self.steps: Steps | None = None
         self.schedule: Schedule | None = None
