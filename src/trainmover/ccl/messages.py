@@ -7,6 +7,7 @@ everybody reports to group rank 0, which answers with the list of those who did 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -136,14 +137,12 @@ class Messages(Launcher):
 
 def _ends(work: dist.Work, seconds: float) -> bool:
     """Wait for a Work; False when it does not end in time. Its own error is raised."""
-    if work.is_completed():
-        return bool(work.wait())
-    try:
-        return bool(work.wait(timedelta(seconds=max(seconds, 0.001))))
-    except LinkError:
-        if work.is_completed():
-            raise
+    future, ended = work.get_future(), threading.Event()
+    future.add_done_callback(lambda _: ended.set())
+    if not ended.wait(max(seconds, 0.0)):
         return False
+    future.value()
+    return True
 
 
 def checked(tag: int) -> int:

@@ -3,11 +3,13 @@
 A Work is a Python subclass over a future, because the wrapper that torch offers for futures keeps
 their errors to itself in ``wait`` and cannot name the source of a message.  C++ callers (DDP,
 functional collectives) reach ``wait`` and ``get_future``; everything else is for Python callers.
-Torch 2.6 cannot wait for such a subclass from C++; there the wrapper is used.
+Torch 2.6 loses the Python half of a Work that it got in C++, and waits for ever; there the wrapper is what
+everybody gets but ``torch.distributed``'s own functions.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -21,7 +23,11 @@ from trainmover.ccl.communicator import Call
 from trainmover.ccl.untraced import untraced
 from trainmover.errors import LinkError
 
-WRAPS_FUTURES = torch.__version__.startswith("2.6.")
+LOSES_WORKS = torch.__version__.startswith("2.6.")
+"""True for the torch that keeps no Python object of a Work alive."""
+
+KEEPS_WORKS = "torch.distributed.distributed_c10d"
+"""The module whose functions hold on to a Work in Python."""
 
 
 @untraced
@@ -91,4 +97,14 @@ class TrainMoverWork(Work):
 
 def work_of(future: Future[Any], call: Call | None = None) -> dist.Work:
     """The Work of a call whose end the future tells."""
-    return _create_work_from_future(future) if WRAPS_FUTURES else TrainMoverWork(future, call)
+    if LOSES_WORKS and _caller() != KEEPS_WORKS:
+        return _create_work_from_future(future)
+    return TrainMoverWork(future, call)
+
+
+def _caller() -> str:
+    """Name of the module that has called into this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trainmover."):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
