@@ -157,7 +157,8 @@ class Connection:
         """The engine moved on: drop what belonged to the old epoch, look at what waited for this one."""
         self.cancel()
         self._sent = self._received = 0
-        self._pump_in()
+        if self._frame is not None or self._ahead:
+            self._pump_in()  # what is still in the socket, the poller tells
 
     def cancel(self) -> None:
         """Forget posted receives and unsent frames; signals and a frame that is partly out still go."""
