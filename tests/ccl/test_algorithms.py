@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.ccl.test_walks import same, values
 from tests.ccl.worlds import GROUP, World, add
-from trainmover.ccl import algorithms, layered_walks, shared_walks, tree_walks, view, walks
+from trainmover.ccl import algorithms, halving_walks, layered_walks, shared_walks, tree_walks, view, walks
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.tags import tag_of
 from trainmover.topology.bracket import cells, reduce_in_order
@@ -34,6 +34,7 @@ def small_pieces() -> Iterator[None]:
         patch.setattr(view, "PIECE_BYTES", 8192)
         patch.setattr(view, "LEAST_PIECE_BYTES", 4096)
         patch.setattr(tree_walks, "PIECE_BYTES", 8192)
+        patch.setattr(halving_walks, "PIECE_BYTES", 8192)
         yield
 
 

@@ -17,7 +17,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.ccl.worlds import GROUP, LIMIT, Member, World
-from trainmover.ccl import algorithms, doubling_walks, layered_walks, shared_walks, tree_walks, walks
+from trainmover.ccl import (
+    algorithms,
+    doubling_walks,
+    halving_walks,
+    layered_walks,
+    shared_walks,
+    tree_walks,
+    walks,
+)
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine, combine_of
 from trainmover.ccl.tags import tag_of
@@ -142,6 +150,7 @@ class Algorithm:
         beside: works between ranks that share windows.
         own_links: runs over the links that the topology gives a group of this size.
         layered: works with equally many members on each of several machines.
+        even: works where every bracket has two halves of the same size.
     """
 
     name: str
@@ -150,10 +159,13 @@ class Algorithm:
     beside: bool = False
     own_links: bool = True
     layered: bool = False
+    even: bool = False
 
     def fits(self, case: Case) -> bool:
         """Whether it can carry this reduction out."""
         if self.layered and not is_layered([len(cell) for cell in cells(case.positions)]):
+            return False
+        if self.even and not (case.size <= MESH_LIMIT and halving_walks.fits(case.positions)):
             return False
         return not (self.beside or self.layered) or 1 < case.size <= MESH_LIMIT
 
@@ -167,6 +179,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         "pairs reduce_scatter", lambda g, t, c, f: _reduce_scatter(g.pairs, t, c, f), "run", own_links=False
     ),
     Algorithm("doubling", lambda g, t, c, f: doubling_walks.all_reduce(g, t, f, TAG)),
+    Algorithm("halving", lambda g, t, c, f: halving_walks.all_reduce(g, t, f, TAG), even=True),
     Algorithm("tree", lambda g, t, c, f: tree_walks.all_reduce(g, t, f, TAG)),
     Algorithm("layers", lambda g, t, c, f: layered_walks.all_reduce(g, t, f, TAG), layered=True),
     Algorithm("tree reduce", lambda g, t, c, f: tree_walks.reduce(g, t, c.root, f, TAG), "root"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.worlds import World, add
-from trainmover.ccl import doubling_walks, tree_walks, view, walks
+from trainmover.ccl import doubling_walks, halving_walks, tree_walks, view, walks
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import combine_of
 from trainmover.ccl.tags import tag_of
@@ -69,11 +69,15 @@ def on_all(world: World, body: Callable[[walks.Group], Steps]) -> None:
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_all_reduce_follows_the_bracketing(worlds, size: int, count: int) -> None:
-    """By doubling or by slices, every rank has the bits of the canonical sum."""
+    """By doubling, by halving or by slices, every rank has the bits of the canonical sum."""
     world = worlds(size)
     parts = values(size, count)
     expected = reference(world, parts)
-    for walk in (walks.all_reduce, doubling_walks.all_reduce):
+    ways = [walks.all_reduce, doubling_walks.all_reduce]
+    if halving_walks.fits(world[0].comm.view("g", tuple(range(size))).positions):
+        ways.append(halving_walks.all_reduce)
+    assert (len(ways) == 3) == (size in (1, 2, 4))
+    for walk in ways:
         outs = [part.clone() for part in parts]
         on_all(world, lambda group, walk=walk, outs=outs: walk(group, outs[group.me], add, TAG))
         assert [same(out, expected) for out in outs] == [True] * size

@@ -1,11 +1,12 @@
 """Which algorithm a collective uses: the one place that chooses.
 
 Up to ``MESH_LIMIT`` members a group is a full mesh (:mod:`walks`; small sums by
-:mod:`doubling_walks`), above it a tree and a ring (:mod:`tree_walks`); the links follow the same
-limit.  What no tree or ring does well (every member has something for every other one) runs as on a
-mesh, over links made on demand.  A mesh whose members are all on one machine moves larger tensors
-through shared windows (:mod:`shared_walks`); with equally many members on each of several machines,
-large sums are made in layers (:mod:`layered_walks`).  Results have the same bits in every case.
+:mod:`doubling_walks`, large ones by :mod:`halving_walks` where the brackets are even), above it a
+tree and a ring (:mod:`tree_walks`); the links follow the same limit.  What no tree or ring does well
+(every member has something for every other one) runs as on a mesh, over links made on demand.  A mesh
+whose members are all on one machine moves larger tensors through shared windows (:mod:`shared_walks`);
+with equally many members on each of several machines, large sums are made in layers
+(:mod:`layered_walks`).  Results have the same bits in every case.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from trainmover.ccl import doubling_walks, layered_walks, shared_walks, tree_walks, walks
+from trainmover.ccl import doubling_walks, halving_walks, layered_walks, shared_walks, tree_walks, walks
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.tags import MESSAGE
 from trainmover.ccl.view import Group
@@ -25,7 +26,7 @@ from trainmover.topology.members import is_layered
 
 receive_any = walks.receive_any
 
-DOUBLING_BYTES = 32 * 1024
+DOUBLING_BYTES = 256 * 1024
 """Up to this size sums are made by doubling: few messages, each with the whole tensor."""
 
 SHARED_BYTES = 32 * 1024 + 1
@@ -80,7 +81,10 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
 def _over_links(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     if group.size > MESH_LIMIT:
         return (yield from tree_walks.all_reduce(group, flat, combine, tag))
-    walk = doubling_walks.all_reduce if flat.nbytes <= DOUBLING_BYTES else walks.all_reduce
+    if flat.nbytes <= DOUBLING_BYTES:
+        walk = doubling_walks.all_reduce
+    else:
+        walk = halving_walks.all_reduce if halving_walks.fits(group.positions) else walks.all_reduce
     return (yield from walk(group, flat, combine, tag))
 
 

@@ -1,9 +1,9 @@
-"""Small reductions by recursive doubling along the canonical bracketing.
+"""Small sums by recursive doubling along the canonical bracketing.
 
-At each bracket on the way from a member up to the whole, the member swaps partial results with one of the
-bracket's other half, and both combine them, left half first: so after the last swap everybody has the whole
-result, with ``log2(size)`` messages each instead of one for every member.  Where the halves differ
-in size, some members of the smaller half send to several.
+At each bracket on the way from a member up to the whole, the member swaps partial results with
+one of the bracket's other half, and both combine them, left half first: so after the last swap everybody
+has the whole result, with ``log2(size)`` messages each instead of one for every member.  Where the halves
+differ in size, some members of the smaller half send to several.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
-from trainmover.ccl.view import Group
+from trainmover.ccl.view import Group, as_bytes
 from trainmover.topology.bracket import Bracket, bracket
 
 
@@ -58,10 +58,11 @@ def _members(tree: Bracket) -> list[int]:
 
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member of a full mesh ends with the canonical combination of all; in place."""
+    view = as_bytes(flat)
     for swap in swaps(group.positions, group.me):
-        transfers = [group.send(target, flat, tag) for target in swap.targets]
-        room = group.scratch(swap.source, flat, flat.numel())
-        transfers.append(group.receive(swap.source, room, tag))
+        transfers = [group.send_bytes(target, view, tag, flat) for target in swap.targets]
+        room, received = group.stage(swap.source, flat, flat.numel(), tag)
+        transfers.append(received)
         yield transfers
         if swap.left:
             combine(flat, room, flat)

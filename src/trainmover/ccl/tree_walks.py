@@ -84,8 +84,8 @@ def _climb(
 ) -> Steps:
     """Combine the children's partial results into my own part, in order."""
     for child in children:
-        room = group.scratch(child, part, part.numel(), half, whole) if part.numel() else part
-        yield [group.receive(child, room, tag)]
+        room, received = group.stage(child, part, part.numel(), tag, half, whole)
+        yield [received]
         combine(part, room, part)
 
 

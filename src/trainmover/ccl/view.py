@@ -114,23 +114,27 @@ class Group:
         room = STAGING_BYTES // (2 * max(1, self.size - 1))
         return max(LEAST_PIECE_BYTES, min(PIECE_BYTES, room // 4096 * 4096))
 
-    def scratch(
-        self, member: int, like: torch.Tensor, count: int, half: int = 0, whole: int = 0
-    ) -> torch.Tensor:
-        """``count`` elements of the staging memory for what comes from a member.
+    def stage(
+        self, member: int, like: torch.Tensor, count: int, tag: int, half: int = 0, whole: int = 0
+    ) -> tuple[torch.Tensor, Transfer]:
+        """Receive elements from a member into the staging memory for what comes from it.
 
         Args:
             member: group rank of the sender.
             like: has the dtype.
             count: number of elements.
+            tag: the call's.
             half: 1 for memory behind ``whole`` other elements.
             whole: number of elements in the first half, where there are two.
+
+        Returns:
+            The elements, and the transfer after which they are there.
         """
-        if not count:
-            return like.new_empty(0)
         item = like.element_size()
-        view = self.staging(member, (2 * whole or count) * item)[half * whole * item :]
-        return torch.frombuffer(view, dtype=like.dtype, count=count)
+        size, start = count * item, half * whole * item
+        view = self.staging(member, (2 * whole or count) * item)[start : start + size]
+        room = torch.frombuffer(view, dtype=like.dtype, count=count) if count else like.new_empty(0)
+        return room, self.receive_bytes(member, view, tag, None)
 
     def staging(self, member: int, size: int) -> memoryview:
         """Staging memory for what comes from a member; it outlives every connection."""

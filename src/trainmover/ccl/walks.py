@@ -18,8 +18,10 @@ import torch
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.transfer import Transfer
-from trainmover.ccl.view import Group
+from trainmover.ccl.view import Group, as_bytes
 from trainmover.topology.bracket import bracket, leader, merges
+
+NOTHING = memoryview(b"")
 
 
 def slices(count: int, size: int) -> list[tuple[int, int]]:
@@ -49,16 +51,16 @@ def combine_in_place(group: Group, parts: list[torch.Tensor], combine: Combine, 
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
     bounds = slices(flat.numel(), group.size)
-    item = flat.element_size()
+    view, item = as_bytes(flat), flat.element_size()
     sends = [
-        group.send(member, flat[a:b], tag)
+        group.send_bytes(member, view[a * item : b * item], tag, flat)
         for piece in _by_piece(bounds, item, group.piece_bytes)
         for member in group.others
         for a, b in piece[member]
     ]
     sends += yield from _own_slice(group, flat, flat, bounds[group.me], combine, tag, share=True)
     results = [
-        group.receive(member, flat[a:b], tag)
+        group.receive_bytes(member, view[a * item : b * item], tag, flat)
         for member in group.others
         for a, b in pieces(*bounds[member], item, group.piece_bytes)
     ]
@@ -89,19 +91,19 @@ def _own_slice(
     Returns the transfers that share it. They are not waited for here: the others may have to receive
     before they can go out, as each of us does.
     """
-    todo = list(pieces(*bounds, source.element_size(), group.piece_bytes))
+    item = source.element_size()
+    todo = list(pieces(*bounds, item, group.piece_bytes))
     posted: list[dict[int, tuple[torch.Tensor, Transfer]]] = []
     whole = todo[0][1] - todo[0][0] if todo else 0
 
     def post(k: int) -> None:
         if k < len(todo):
             a, b = todo[k]
-            entry: dict[int, tuple[torch.Tensor, Transfer]] = {}
-            for member in group.others:
-                room = group.scratch(member, source, b - a, k % 2, whole)
-                entry[member] = (room, group.receive(member, room, tag))
-            posted.append(entry)
+            posted.append(
+                {member: group.stage(member, source, b - a, tag, k % 2, whole) for member in group.others}
+            )
 
+    view = as_bytes(target) if share else NOTHING
     shared: list[Transfer] = []
     post(0)
     for k, (a, b) in enumerate(todo):
@@ -110,7 +112,9 @@ def _own_slice(
         parts = [source[a:b] if member == group.me else posted[k][member][0] for member in range(group.size)]
         combine_in_place(group, parts, combine, target[a:b])
         if share:
-            shared += [group.send(member, target[a:b], tag) for member in group.others]
+            shared += [
+                group.send_bytes(member, view[a * item : b * item], tag, target) for member in group.others
+            ]
     return shared
 
 
@@ -126,9 +130,9 @@ def reduce_scatter(
 
     ``inputs`` is used up; ``output`` has the length of the own run.
     """
-    item = inputs.element_size()
+    view, item = as_bytes(inputs), inputs.element_size()
     sends = [
-        group.send(member, inputs[a:b], tag)
+        group.send_bytes(member, view[a * item : b * item], tag, inputs)
         for member in group.others
         for a, b in pieces(*bounds[member], item, group.piece_bytes)
     ]
