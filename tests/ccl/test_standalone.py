@@ -21,7 +21,7 @@ from trainmover.errors import ConfigError, LinkError
 LIMIT = 120.0
 DIES = "dies without a word"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def spawn(body: Callable[..., Any], size: int, folder: Path, limit: float = LIMIT) -> list[Any]:
