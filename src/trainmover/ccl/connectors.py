@@ -30,7 +30,7 @@ from trainmover.topology.links import COLLECTIVE, Link
 log = logging.getLogger(__name__)
 
 LOOPBACK_BUFFER = 256 * 1024
-"""What a connection to this same machine holds, where no distance is bridged; the system adapts the others."""
+"""What a connection to this same machine holds, where no distance is bridged; the system adapts others."""
 
 CONNECT_SECONDS = 5.0
 """Limit of one attempt to connect and shake hands."""
