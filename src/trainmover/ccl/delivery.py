@@ -23,7 +23,7 @@ class _Visit:
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.back = threading.Event()
+        self.back: threading.Event | None = None
         self.stand_in: threading.Thread | None = None
 
 
@@ -47,8 +47,8 @@ class Deliveries:
         try:
             done(result)
         finally:
-            if mine.stand_in is not None:
-                self._come_back(mine, mine.stand_in)
+            if mine.stand_in is not None and mine.back is not None:
+                self._come_back(mine.back, mine.stand_in)
             self._visit = outer
 
     def step_aside(self) -> None:
@@ -57,6 +57,7 @@ class Deliveries:
         if mine is None or mine.thread != threading.get_ident():
             return
         self._visit = None
+        mine.back = threading.Event()
         mine.stand_in = threading.Thread(
             target=self._stand_in, args=(mine.back,), name="trainmover-stand-in", daemon=True
         )
@@ -69,8 +70,8 @@ class Deliveries:
             self._turn()
         self._wheel.let_go()
 
-    def _come_back(self, mine: _Visit, stand_in: threading.Thread) -> None:
-        mine.back.set()
+    def _come_back(self, back: threading.Event, stand_in: threading.Thread) -> None:
+        back.set()
         self._wheel.ask(lambda: None)  # wakes it
         stand_in.join()
         self._wheel.take_over()

@@ -8,6 +8,7 @@ against the first and run over either.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -51,17 +52,17 @@ class Group:
     me: int
     _slots: dict[int, Slot] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of members."""
         return len(self.ranks)
 
-    @property
+    @cached_property
     def others(self) -> list[int]:
         """The other members, starting after me so that not everybody starts with the same one."""
         return [(self.me + i) % self.size for i in range(1, self.size)]
 
-    @property
+    @cached_property
     def pairs(self) -> PairGroup:
         """The same members, joined by links that are made on demand."""
         return PairGroup(self.engine, self.group, self.channel, self.ranks, self.positions, self.me)
@@ -141,11 +142,14 @@ class Group:
         return self.slot(member).scratch(size)
 
 
+@dataclass(frozen=True)
 class PairGroup(Group):
     """A group whose members reach each other over directed links, made when first needed.
 
     Receives are matched by sender and tag, not by the order of the frames.
     """
+
+    _links: dict[tuple[int, int], Link] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def send_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
         transfer = Transfer(view, tag, keep)
@@ -170,4 +174,8 @@ class PairGroup(Group):
         return self.engine.table.pairs.room(self.group, self.ranks[member], size)
 
     def _link(self, sender: int, receiver: int) -> Link:
-        return pair_link(self.group, self.ranks[sender], self.ranks[receiver])
+        found = self._links.get((sender, receiver))
+        if found is None:
+            found = pair_link(self.group, self.ranks[sender], self.ranks[receiver])
+            self._links[sender, receiver] = found
+        return found
