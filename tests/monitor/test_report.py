@@ -86,6 +86,15 @@ def test_a_step_that_was_rolled_forward_counts_before_the_switch(story) -> None:
     assert (incident.step, incident.steps_lost) == (5, 0)
 
 
+def test_what_a_frozen_machine_writes_when_it_wakes_is_no_commit(story) -> None:
+    """A machine that was replaced and wakes up later does not move the last step before the switch."""
+    story.kill()
+    story.steps("m1", 1, 1, [4], 8.5)
+    (incident,) = report_of(story).incidents
+    assert incident.downtime_seconds == pytest.approx(2.0)
+    assert incident.steps_lost == 0
+
+
 def test_a_start_again_counts_what_was_done_twice(story) -> None:
     """When there was nothing to keep, steps that had been committed by some are lost."""
     story.steps("m0", 0, 1, [0], 2.5)

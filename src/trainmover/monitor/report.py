@@ -175,9 +175,9 @@ def _around(incident: IncidentView, steps: Sequence[StepFact]) -> tuple[float | 
     earliest: dict[int, float] = {}
     after: float | None = None
     for fact in steps:
-        if fact.epoch < epoch:
+        if fact.epoch < epoch and not _too_late(incident, fact):
             earliest[fact.step] = min(fact.end, earliest.get(fact.step, fact.end))
-        elif fact.step >= goes_on:
+        elif fact.epoch >= epoch and fact.step >= goes_on:
             after = fact.end if after is None else min(after, fact.end)
     return max(earliest.values(), default=None), after
 
@@ -187,7 +187,19 @@ def _committed_again(incident: IncidentView, facts: StepFacts) -> set[int]:
     goes_on = 0 if incident.restart else incident.step
     if incident.epoch is None or goes_on is None:
         return set()
-    return {fact.step for fact in facts.steps if fact.epoch < incident.epoch and fact.step >= goes_on}
+    return {
+        fact.step
+        for fact in facts.steps
+        if fact.epoch < incident.epoch and fact.step >= goes_on and not _too_late(incident, fact)
+    }
+
+
+def _too_late(incident: IncidentView, fact: StepFact) -> bool:
+    """True for what a machine that was declared dead wrote afterwards, when it woke up."""
+    detected = incident.times.get("detected")
+    if incident.kind != "failure" or detected is None or fact.machine != incident.machine:
+        return False
+    return fact.epoch < (incident.epoch or 0) and fact.end > detected
 
 
 def _made_void(incident: IncidentView, facts: StepFacts, start: float) -> set[int]:
