@@ -238,7 +238,7 @@ def reduced(world: World, algorithm: Algorithm, case: Case, kind: type[Group]) -
 def test_every_algorithm_has_the_same_bits(worlds: Callable[[int, bool], World], size: int) -> None:
     """Whole, in runs or at the root only, through sockets or windows: the bits of the reference."""
 
-    @settings(max_examples=6, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+    @settings(max_examples=3, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
     @given(case=cases(size), kind=st.sampled_from([Group, FinePieces]))
     def hold(case: Case, kind: type[Group]) -> None:
         combine = combine_of(case.operation)
