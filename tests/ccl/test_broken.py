@@ -369,6 +369,7 @@ def test_a_walk_beyond_its_limit_breaks_the_epoch(world: MakeWorld) -> None:
     made = world(2, limit=0.2)
     future = made[0].all_reduce(torch.zeros(3))
     done_within([future], 5.0)
+    wait_until(lambda: made[0].breaks, "the break is told")
     assert "all_reduce (SUM, 3 x torch.float32) of group 'g'" in made[0].breaks[0].reason
     assert "Timed out waiting 200ms" in made[0].breaks[0].reason
     assert made[0].breaks[0].peer is None
