@@ -32,6 +32,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 SwitchKind = Literal["start", "failure", "move", "repair"]
 RankMode = Literal["live", "sandbox"]
+Role = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9_.:\-]*$")]
+"""Name of a machine role; empty where there is none (a live rank's process)."""
 
 
 class Event(BaseModel):
@@ -91,6 +93,54 @@ class GroupGrid(BaseModel):
     first: Count = 0
 
 
+class GroupRow(BaseModel):
+    """One process group: its name on the wire, and its global ranks by group rank.
+
+    Ranks at equal distances are three numbers (``first``, ``stride``, ``count``); others are listed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Name
+    first: Count = 0
+    stride: Annotated[int, Field(ge=1, lt=2**53)] = 1
+    count: Count = 0
+    ranks: tuple[Count, ...] = ()
+
+
+class SeatRow(BaseModel):
+    """Seats (positions of a layout) at equal distances."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    first: Count
+    stride: Annotated[int, Field(ge=1, lt=2**53)] = 1
+    count: Annotated[int, Field(ge=1, lt=2**53)] = 1
+
+
+class MachineRole(BaseModel):
+    """Seats whose machines do the same: any of them can be taken by a spare that is warm in this role."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: Name
+    seats: Annotated[tuple[SeatRow, ...], Field(min_length=1)]
+    representative: Count
+    """Seat whose ranks' recording spares of this role are warmed with."""
+
+
+class JoinerRank(BaseModel):
+    """What a rank of a joiner has to know of its place."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    rank: Count
+    groups: tuple[GroupRow, ...]
+    """The process groups that it is in, in the order in which they were made."""
+    sources: tuple[Count, ...]
+    """Ranks that have the same state and stay; they send it."""
+
+
 # -- job ---------------------------------------------------------------------------------------
 
 
@@ -111,6 +161,12 @@ class JobSubmitted(Event):
     on_exhausted: Literal["hold", "fail"] = "hold"
     warmup_steps: Annotated[int, Field(ge=1, le=16)] = 2
     faults: tuple[str, ...] = ()
+    standby_memory: Literal["resident", "sequential"] = "resident"
+    """``resident``: a spare keeps the tensors of all roles; ``sequential``: those of one."""
+    recordings: Text = ""
+    """Folder or fsspec URL of the recordings; empty: in the run's folder."""
+    recording_limit_bytes: Count = 2 * 1024**3
+    """Most that one rank keeps of its recording, in bytes."""
 
 
 class JobHeld(Event):
@@ -267,6 +323,33 @@ class RankStarted(Event):
     generation: Count
     pid: Count
     endpoint: Endpoint
+    role: Role = ""
+
+
+class RankDescribed(Event):
+    """What a rank is, as its first committed steps show (rank).
+
+    Ranks of equal ``signature`` can take each other's place; those of equal ``state`` have the same
+    parameters, buffers and optimizer state.
+    """
+
+    type: ClassVar[str] = "rank.described"
+
+    machine: MachineName
+    incarnation: Name
+    slot: Count
+    rank: Count
+    generation: Count
+    signature: Name
+    """SHA-256 (hex) of what it calls, and of the names, dtypes and shapes of its state."""
+    state: Name
+    """SHA-256 (hex) of its state after each of these steps."""
+    groups: tuple[GroupRow, ...]
+    """The process groups that it is in, in the order in which they were made."""
+    stage: tuple[Count, Count] | None = None
+    """Own group rank and size of the first group in which it exchanges messages: its place in a pipeline."""
+    bytes: Count = 0
+    """What it keeps of its calls' results until it is known who records."""
 
 
 class RankExited(Event):
@@ -283,6 +366,7 @@ class RankExited(Event):
     code: int | None
     signal: int | None
     error: Text = ""
+    role: Role = ""
 
 
 class RankFinished(Event):
@@ -356,8 +440,28 @@ class RecordingReady(Event):
     bytes: Count
 
 
+class RolesFound(Event):
+    """Every rank is described: these are the roles of the machines (standby)."""
+
+    type: ClassVar[str] = "roles.found"
+
+    generation: Count
+    roles: Annotated[tuple[MachineRole, ...], Field(min_length=1)]
+
+
+class SandboxPeers(Event):
+    """The sandbox ranks of one role here, for each other (machine, to its ranks; never on the bus)."""
+
+    type: ClassVar[str] = "sandbox.peers"
+    journalled: ClassVar[bool] = False
+
+    role: Role
+    endpoints: tuple[Endpoint, ...]
+    """By slot."""
+
+
 class StandbyWarm(Event):
-    """Request: warm this spare machine with these recordings, one per slot (standby)."""
+    """Request: warm this spare machine in one role with these recordings, one per slot (standby)."""
 
     type: ClassVar[str] = "standby.warm"
 
@@ -369,6 +473,9 @@ class StandbyWarm(Event):
     ranks_per_machine: Annotated[int, Field(ge=1, le=64)]
     positions: tuple[Count, ...]
     """Position whose role each recording has (its first rank is position * K)."""
+    role: Role = ""
+    memory: Literal["resident", "released"] = "resident"
+    """``released``: once parked, the ranks give back the memory of what they will receive anyway."""
 
 
 class StandbyParked(Event):
@@ -383,6 +490,7 @@ class StandbyParked(Event):
     shadow_steps: Count
     seconds: dict[str, Seconds]
     """What each part of the warm-up took: start, build, shadow."""
+    role: Role = ""
 
 
 class StandbyAssigned(Event):
@@ -397,6 +505,7 @@ class StandbyAssigned(Event):
     joiner_incarnation: Name
     generation: Count = 0
     """Generation in which this holds; what belongs to an earlier one is void."""
+    role: Role = ""
 
 
 class StandbyReplenish(Event):
@@ -433,6 +542,7 @@ class PlanReady(Event):
     links_added: tuple[LinkName, ...]
     links_dropped: tuple[LinkName, ...]
     links_total: Count
+    joiner_ranks: tuple[JoinerRank, ...] = ()
 
 
 class SwitchPrepare(Event):
@@ -453,6 +563,7 @@ class SwitchPrepare(Event):
     endpoint_ranks: tuple[Count, ...] = ()
     """See ``plan.ready``."""
     limit_seconds: Seconds
+    joiner_ranks: tuple[JoinerRank, ...] = ()
 
 
 class SwitchPrepared(Event):
@@ -623,6 +734,7 @@ EVENTS: dict[str, type[Event]] = {
         LeaseReturned,
         LeaseStalled,
         RankStarted,
+        RankDescribed,
         RankExited,
         RankFinished,
         LinkBroken,
@@ -630,6 +742,8 @@ EVENTS: dict[str, type[Event]] = {
         MoveRequested,
         MoveRefused,
         RecordingReady,
+        RolesFound,
+        SandboxPeers,
         StandbyWarm,
         StandbyParked,
         StandbyAssigned,
