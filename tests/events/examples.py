@@ -14,6 +14,7 @@ from trainmover.events.catalogue import Event, MachineLeft
 from trainmover.events.envelope import Envelope
 
 JOB = "job"
+LIMITS = ("ge", "le", "lt", "min_length")
 LETTERS = "abcxyzABCXYZ0189_-"
 
 
@@ -53,14 +54,17 @@ def _value(hint: Any, field: FieldInfo | None, random: Random) -> Any:
         for extra in extras:
             parts = extra.metadata if isinstance(extra, FieldInfo) else [extra]
             for part in parts:
-                limits.update({key: getattr(part, key) for key in ("ge", "le", "lt") if hasattr(part, key)})
+                limits.update({key: getattr(part, key) for key in LIMITS if hasattr(part, key)})
     for part in field.metadata if field is not None else ():
-        limits.update({key: getattr(part, key) for key in ("ge", "le", "lt") if hasattr(part, key)})
+        limits.update({key: getattr(part, key) for key in LIMITS if hasattr(part, key)})
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return random.choice(args)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return tuple(_value(arg, None, random) for arg in args)
     if origin is tuple:
-        return tuple(_value(args[0], None, random) for _ in range(random.randint(0, 4)))
+        size = random.randint(limits.get("min_length", 0), 4)
+        return tuple(_value(args[0], None, random) for _ in range(size))
     if origin is dict:
         return {_name(random): _value(args[1], None, random) for _ in range(random.randint(0, 3))}
     if origin in (types.UnionType, typing.Union):

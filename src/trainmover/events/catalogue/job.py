@@ -1,0 +1,64 @@
+"""Events about the job as a whole: what it is, and how it ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from trainmover.events.catalogue.base import MAX_MACHINES, Count, Event, Name, Text
+
+
+class JobSubmitted(Event):
+    """The job's description, said once by whoever starts it (``trainmover run``)."""
+
+    type: ClassVar[str] = "job.submitted"
+
+    script: Text
+    args: tuple[str, ...] = ()
+    cwd: Text
+    python: Text
+    machines: Annotated[int, Field(ge=1, le=MAX_MACHINES)]
+    ranks_per_machine: Annotated[int, Field(ge=1, le=64)] = 1
+    standbys: Annotated[int, Field(ge=0, le=4096)] = 0
+    seed: int = 0
+    run_dir: Text
+    on_exhausted: Literal["hold", "fail"] = "hold"
+    warmup_steps: Annotated[int, Field(ge=1, le=16)] = 2
+    faults: tuple[str, ...] = ()
+    standby_memory: Literal["resident", "sequential"] = "resident"
+    """``resident``: a spare keeps the tensors of all roles; ``sequential``: those of one."""
+    recordings: Text = ""
+    """Folder or fsspec URL of the recordings; empty: in the run's folder."""
+    recording_limit_bytes: Count = 2 * 1024**3
+    """Most that one rank keeps of its recording, in bytes."""
+
+
+class JobHeld(Event):
+    """No standby is left: training waits at its boundary until a machine joins (standby)."""
+
+    type: ClassVar[str] = "job.held"
+
+    incident: Name
+    reason: Text
+
+
+class JobCompleted(Event):
+    """Every rank finished all its steps (switcher)."""
+
+    type: ClassVar[str] = "job.completed"
+
+    steps: Count
+    digest: Text
+    """SHA-256 (hex) over parameters and optimizer state: of every rank where all are the same, else over
+    the digests of all ranks, by rank."""
+    identical: bool
+    """True when ranks that had the same state in the first steps ended with the same digest."""
+
+
+class JobFailed(Event):
+    """The job cannot go on; machines end their ranks (any service)."""
+
+    type: ClassVar[str] = "job.failed"
+
+    reason: Text
