@@ -17,7 +17,7 @@ TORCH  ?= 2.15.0
 OTHER  := .venv-torch-$(TORCH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance test-torch check format bench contract clean
+.PHONY: help demo test test-long conformance test-torch check format bench contract clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ demo: $(VENV)/.demo  ## train a small GPT on 3 machines; one is killed, one is m
 
 test: $(VENV)/.dev  ## run the tests with coverage (ARGS="-k name" for some of them)
 	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+test-long: $(VENV)/.dev  ## every case of the long suites too (conformance aside)
+	@$(BIN)/python -m pytest --long --no-cov $(ARGS)
 
 conformance: $(VENV)/.dev  ## torch's frameworks and torch's own suite on our backend, beside Gloo
 	@TRAINMOVER_CONFORMANCE=all $(BIN)/python -m pytest tests/conformance --no-cov $(ARGS)

@@ -237,6 +237,7 @@ def strike_until_prompt(made: World, operation: Operation, fault: Fault, *, bloc
     raise AssertionError(f"blocked for {', '.join(f'{seconds:.3f} s' for seconds in delays)}")
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("blocked", [True, False], ids=["waited for", "asynchronous"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
 @pytest.mark.parametrize("fault", BREAKING, ids=lambda fault: fault.__name__)
@@ -247,6 +248,7 @@ def test_a_fault_ends_the_step_and_no_more(
     strike_until_prompt(world(SIZE), operation, fault, blocked=blocked)
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("operation", [item for item in OPERATIONS if "large" in item.name], ids=str)
 @pytest.mark.parametrize("fault", BREAKING, ids=lambda fault: fault.__name__)
 def test_a_fault_beside_shared_memory_ends_the_step_and_no_more(
@@ -259,6 +261,7 @@ def test_a_fault_beside_shared_memory_ends_the_step_and_no_more(
     strike_until_prompt(made, operation, fault)
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("operation", IN_A_TREE, ids=str)
 @pytest.mark.parametrize("fault", BREAKING, ids=lambda fault: fault.__name__)
 def test_a_fault_in_a_tree_ends_the_step_and_no_more(
@@ -268,6 +271,7 @@ def test_a_fault_in_a_tree_ends_the_step_and_no_more(
     strike_until_prompt(world(TREE_SIZE), operation, fault)
 
 
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
 @pytest.mark.parametrize("fault", HARMLESS, ids=lambda fault: fault.__name__)
 def test_what_does_not_belong_here_disturbs_nothing(

@@ -42,6 +42,7 @@ def test_everything_is_killed_during_training(undisturbed: Outcome, tmp_path: Pa
     assert same(outcome, undisturbed)
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("victim", [*SERVICES, "bus"])
 def test_one_is_killed_during_a_switch(victim: str, undisturbed: Outcome, tmp_path: Path) -> None:
     """kill -9 of a service or of the bus when a machine was just declared dead changes nothing."""

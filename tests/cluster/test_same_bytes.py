@@ -15,6 +15,7 @@ from tests.cluster.training import STEPS, Outcome, train
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("step", [0, 1, 2, 17, STEPS - 1])
 def test_a_machine_is_killed(step: int, undisturbed: Outcome, tmp_path: Path) -> None:
     """A kill at any step, the first two and the last included, changes no bit and no loss."""

@@ -1,0 +1,36 @@
+"""Long suites: which of their cases run every time.
+
+A test marked ``long(every=N)`` has many cases that differ little.  Of these the first and every N-th
+after it run each time, always the same ones; ``--long`` (``make test-long``) runs all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option that runs everything."""
+    parser.addoption("--long", action="store_true", help="run every case of the tests that are marked long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases of long tests that have no turn; a test that is asked for by its id has one."""
+    if config.getoption("--long") or any("::" in argument for argument in config.args):
+        return
+    seen: dict[str, int] = defaultdict(int)
+    kept, left_out = [], []
+    for item in items:
+        mark = item.get_closest_marker("long")
+        if mark is None:
+            kept.append(item)
+            continue
+        test = item.nodeid.partition("[")[0]
+        turn = seen[test] % mark.kwargs["every"] == 0
+        seen[test] += 1
+        (kept if turn else left_out).append(item)
+    items[:] = kept
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
