@@ -187,7 +187,7 @@ class Rank:
             secret=b"secret",
             host="127.0.0.1",
             record=False,
-            recording=None,
+            recording="",
             warmup_steps=1,
             faults=(),
         )

@@ -11,6 +11,7 @@ from tests.training.clusters import at, released
 from tests.training.conftest import MakeCluster
 from trainmover.errors import JobError
 from trainmover.events.catalogue import LinkBroken, TrainingResumed, TrainingStarted
+from trainmover.training.handover import Handover
 from trainmover.training.session import Order
 
 
@@ -146,14 +147,14 @@ def test_a_joiner_dies_during_its_switch(cluster: MakeCluster) -> None:
     made.switch("start")
     assert dead.wait(LIMIT)
     joiner = made.on("s0")[0]
-    original = joiner.boundary._receive
 
-    def receive(*args):
-        yield from ()
-        joiner.boundary.die()
-        yield from original(*args)
+    class Dies(Handover):
+        def receiving(self, *args):
+            yield from ()
+            joiner.boundary.die()
+            yield from super().receiving(*args)
 
-    joiner.boundary._receive = receive
+    joiner.boundary.handover = Dies
     made.prepare("failure", {"m1": "s0"})
     wait_until(lambda: joiner.dead, "the joiner dies in the copy")
     made.abort()
@@ -171,14 +172,14 @@ def test_a_stayer_dies_during_a_switch(cluster: MakeCluster) -> None:
     made.switch("start")
     assert dead.wait(LIMIT)
     stayer = made.ranks[3]
-    original = stayer.boundary._send
 
-    def send(*args):
-        yield from ()
-        stayer.boundary.die()
-        yield from original(*args)
+    class Dies(Handover):
+        def sending(self, *args):
+            yield from ()
+            stayer.boundary.die()
+            yield from super().sending(*args)
 
-    stayer.boundary._send = send
+    stayer.boundary.handover = Dies
     made.prepare("failure", {"m1": "s0"})
     wait_until(lambda: stayer.dead, "the stayer dies in the copy")
     made.abort()

@@ -36,7 +36,7 @@ def test_the_least_that_is_needed() -> None:
     assert env is not None
     assert (env.rank, env.slot, env.world_size, env.ranks_per_machine) == (3, 1, 4, 2)
     assert (env.mode, env.generation, env.secret) == ("live", 3, b"\x00\xff")
-    assert (env.host, env.record, env.recording, env.warmup_steps) == ("127.0.0.1", False, None, 2)
+    assert (env.host, env.record, env.recording, env.warmup_steps) == ("127.0.0.1", False, "", 2)
     assert (env.run_dir, env.faults) == (Path("/run/dir"), ())
 
 
@@ -53,7 +53,7 @@ def test_everything() -> None:
         }
     )
     assert env is not None
-    assert (env.host, env.record, env.recording, env.warmup_steps) == ("10.0.0.1", True, Path("/rec"), 5)
+    assert (env.host, env.record, env.recording, env.warmup_steps) == ("10.0.0.1", True, "/rec", 5)
     assert [str(fault) for fault in env.faults] == [
         "kill:machine=m1,step=20",
         "slow:machine=m1,step=3,factor=2",

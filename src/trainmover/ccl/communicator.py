@@ -7,7 +7,7 @@ that DDP, FSDP and user code never see an error they cannot survive; the step is
 
 A process outside a job has nobody who votes on its steps: there calls *raise* instead.
 
-The communicator also knows the process's groups, for the links they need.
+The communicator also knows the process's groups, for the links they need, and its place among the ranks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import zlib
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
-import torch
 from torch.futures import Future
 
 from trainmover.ccl import algorithms
-from trainmover.ccl.engine import Begins, Engine, Steps, Walk
+from trainmover.ccl.calls import Call, GroupInfo, Place, Player, Tap
+from trainmover.ccl.engine import Engine, Walk
 from trainmover.ccl.table import Plan
-from trainmover.ccl.tags import MESSAGE, tag_of
+from trainmover.ccl.tags import MESSAGE
 from trainmover.ccl.view import Group
 from trainmover.errors import LinkError
 from trainmover.topology.links import (
@@ -42,96 +40,12 @@ from trainmover.topology.links import (
 )
 from trainmover.topology.members import Listed, Row, boundary_partners, members_of
 
-log = logging.getLogger(__name__)
+__all__ = ["Call", "Communicator", "GroupInfo", "Place", "Player", "Tap"]
 
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
 """How often a rank that waits for a new group's links looks whether the epoch has broken."""
-
-
-@dataclass
-class Call:
-    """One call of a process group.
-
-    Attributes:
-        name: collective's name, one of ``tags.CALLS``.
-        detail: what must be the same on all ranks (operation, dtype, size): part of the frame tag.
-        outputs: the caller's tensors that hold the result.
-        in_place: the outputs also hold the input, so swallowing leaves them as they are.
-        walk: makes the walk, given the group; works on flat contiguous memory.
-        after: copies the result from flat memory to the outputs where these differ.
-        peer: group rank of the member that this rank sends to, where it is one.
-        number: the how-many-th call of its group this is; set when it is carried out.
-        result: what the walk returned.
-        value: what the future gives, where it is not the outputs.
-        device: the accelerator that the outputs are on; None for the CPU's memory.
-        stream: makes the accelerator's stream on which results are delivered the current one.
-        limit: seconds that it may take, instead of its group's.
-        begins: on which thread it begins: the engine's; ``here``, because that is short; or here because
-            the caller ``waits`` for its end at once.
-        drive: moves it on while somebody waits; see :meth:`Engine.drive`.
-    """
-
-    name: str
-    detail: str
-    outputs: list[torch.Tensor]
-    in_place: bool
-    walk: Callable[[Group, int], Steps]
-    after: Callable[[], None] | None = None
-    peer: int | None = None
-    number: int = 0
-    result: Any = None
-    value: Any = None
-    device: torch.device | None = None
-    stream: Callable[[], AbstractContextManager[Any]] = nullcontext
-    limit: float | None = None
-    begins: Begins = "engine"
-    drive: Callable[[Callable[[], bool]], None] | None = None
-
-    @property
-    def tag(self) -> int:
-        """Tag of this call's frames."""
-        return tag_of(self.name, zlib.crc32(self.detail.encode()))
-
-    def swallow(self) -> None:
-        """Complete without peers: own values stay, pure outputs become zeros."""
-        if not self.in_place:
-            for tensor in self.outputs:
-                tensor.detach().zero_()
-
-
-class Tap(Protocol):
-    """Whoever watches results go by (the recorder)."""
-
-    def saw(self, group: str, call: Call) -> None:
-        """A live call completed; called before its owner knows."""
-
-
-class Player(Protocol):
-    """Whoever answers calls in the sandbox."""
-
-    def play(self, group: str, call: Call) -> None:
-        """Fill the call's outputs from the recording."""
-
-
-@dataclass
-class GroupInfo:
-    """A process group: its global ranks by group rank.
-
-    ``limit`` is its calls' own, instead of the communicator's.  ``sends_to`` has the group ranks that this
-    rank has reached over links made on demand.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    limit: float | None = None
-    swallowed: int = 0
-    calls: int = 0
-    sends_to: set[int] = field(default_factory=set)
-    members: Row | Listed = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.members = members_of(self.ranks)
 
 
 class Communicator:
@@ -168,7 +82,10 @@ class Communicator:
         self.on_broken = on_broken
         self.groups: dict[str, GroupInfo] = {}
         self._views: dict[tuple[str, str], tuple[tuple[int, int, tuple[int, ...]], Group]] = {}
+        self._made = 0
         self.player: Player | None = None
+        self.meet: Callable[[], None] = lambda: None
+        """Makes the sandbox's neighbours known; called before the first call among them."""
         self.tap: Tap | None = None
         self.plan: Plan | None = None
         self._open = True
@@ -202,9 +119,14 @@ class Communicator:
         """
         if name in self.groups:
             raise LinkError(f"a process group named {name!r} exists already")
-        info = self.groups[name] = GroupInfo(name, ranks, limit)
+        info = self.groups[name] = GroupInfo(name, ranks, limit, ordinal=self._made)
+        self._made += 1
         links = self._links_of(info)
-        if self.plan is not None and self.player is None and links:
+        if self.player is not None:
+            links = links if self._is_inside(info) else frozenset()
+            if links:
+                self.meet()
+        if self.plan is not None and links:
             try:
                 self._connect(self.plan, info, links)
             except LinkError:
@@ -217,19 +139,68 @@ class Communicator:
         info = self.groups.pop(name, None)
         self._views.pop((name, COLLECTIVE), None)
         if info is not None and self.plan is not None:
-            self.engine.call(lambda: self.engine.table.drop_group(name))
+            self.engine.call(lambda: self.engine.table.drop_group(info.wire))
 
     def links(self) -> frozenset[Link]:
         """Every lasting link of this rank: the boundary's and its groups'."""
-        others = boundary_partners(self.rank, self.world_size, self.ranks_per_machine)
-        found = {link(WORLD, BOUNDARY, self.rank, other) for other in others}
-        for info in list(self.groups.values()):
-            found |= self._links_of(info)
+        return self.links_at(self.place())
+
+    def links_at(self, place: Place) -> frozenset[Link]:
+        """Every lasting link that this process has or would have in a place."""
+        rank = place.rank
+        others = boundary_partners(rank, self.world_size, self.ranks_per_machine)
+        found = {link(WORLD, BOUNDARY, rank, other) for other in others}
+        for info, (wire, ranks) in zip(list(self.groups.values()), place.groups, strict=True):
+            members = info.members if ranks == info.ranks else members_of(ranks)
+            found |= self._links_in(wire, members, info.sends_to, rank)
         return frozenset(found)
 
-    def still_wanted(self, plan: Plan) -> Plan:
-        """A coming epoch's plan without the links of groups that were destroyed since it was made."""
-        links = frozenset(item for item in plan.links if item.group == WORLD or item.group in self.groups)
+    # -- places --------------------------------------------------------------------------------
+
+    def place(self) -> Place:
+        """Where this process sits now."""
+        infos = list(self.groups.values())
+        return Place(self.rank, tuple((info.wire, info.ranks) for info in infos))
+
+    def place_with(self, rank: int, groups: Sequence[tuple[str, tuple[int, ...]]]) -> Place:
+        """A rank's place with these groups, in creation order, for the groups of this process.
+
+        Raises:
+            LinkError: they are not groups of the same sizes in the same order, all with the rank in them.
+        """
+        infos = list(self.groups.values())
+        mine, theirs = [len(info.ranks) for info in infos], [len(ranks) for _, ranks in groups]
+        if mine != theirs:
+            raise LinkError(
+                f"rank {rank} is in groups of {theirs} members (in creation order), this process made groups "
+                f"of {mine}; it was warmed for another role, or makes its groups later"
+            )
+        for wire, ranks in groups:
+            if rank not in ranks:
+                raise LinkError(f"rank {rank} is not in group {wire!r}, whose ranks are {ranks}")
+        return Place(rank, tuple(groups))
+
+    def take(self, place: Place) -> dict[str, tuple[int, ...]]:
+        """Sit down in a place; returns the ranks that each group had before, by local name."""
+        before = {info.name: info.ranks for info in self.groups.values()}
+        for gone in {info.wire for info in self.groups.values()} - {wire for wire, _ in place.groups}:
+            self.engine.call(lambda gone=gone: self.engine.table.drop_group(gone))  # type: ignore[misc]
+        self.rank = place.rank
+        self._views.clear()
+        for info, (wire, ranks) in zip(list(self.groups.values()), place.groups, strict=True):
+            info.seat(wire, ranks)
+            for follower in list(info.followers):
+                follower._renumber(ranks)
+        return before
+
+    def still_wanted(self, plan: Plan, place: Place | None = None) -> Plan:
+        """A coming epoch's plan without the links of groups that were destroyed since it was made.
+
+        ``place`` is where this process will sit then, if it is not where it sits now.
+        """
+        place = self.place() if place is None or place.rank == self.rank else place
+        wires = {wire for wire, _ in place.groups}
+        links = frozenset(item for item in plan.links if item.group == WORLD or item.group in wires)
         return replace(plan, links=links)
 
     def as_of_now(self, plan: Plan) -> Plan:
@@ -254,16 +225,20 @@ class Communicator:
 
     def _links_of(self, info: GroupInfo) -> frozenset[Link]:
         """A group's links at this rank; not kept, because a promotion changes the rank."""
-        if self.rank not in info.members:
+        return self._links_in(info.wire, info.members, info.sends_to, self.rank)
+
+    def _links_in(self, wire: str, members: Row | Listed, sends_to: set[int], rank: int) -> frozenset[Link]:
+        if rank not in members:
             return frozenset()
         if self.positions is None:
-            lasting = links_in(info.name, COLLECTIVE, info.members, self.rank, self.ranks_per_machine)
+            lasting = links_in(wire, COLLECTIVE, members, rank, self.ranks_per_machine)
         else:
-            lasting = self._mine(placed_links(info.name, COLLECTIVE, info.ranks, self._places(info.ranks)))
+            everybodys = placed_links(wire, COLLECTIVE, members.ranks, self._places(members.ranks))
+            lasting = frozenset(item for item in everybodys if rank in (item.low, item.high))
         return lasting | {
-            pair_link(info.name, self.rank, info.ranks[member])
-            for member in tuple(info.sends_to)
-            if info.ranks[member] != self.rank
+            pair_link(wire, rank, members.rank(member))
+            for member in tuple(sends_to)
+            if members.rank(member) != rank
         }
 
     def _places(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
@@ -272,8 +247,21 @@ class Communicator:
             return tuple(self.positions[rank] for rank in ranks)
         return tuple(rank // self.ranks_per_machine for rank in ranks)
 
-    def _mine(self, links: frozenset[Link]) -> frozenset[Link]:
-        return frozenset(item for item in links if self.rank in (item.low, item.high))
+    def _is_inside(self, info: GroupInfo) -> bool:
+        """Whether all members of a group are on this machine."""
+        if info._inside is None or info._inside[0] != self.rank:
+            few = len(info.ranks) <= self.ranks_per_machine or self.positions is not None
+            inside = few and len(set(self._places((self.rank, *info.ranks)))) == 1
+            info._inside = (self.rank, inside)
+        return info._inside[1]
+
+    def _stays_inside(self, info: GroupInfo, call: Call) -> bool:
+        """Whether a call crosses the machine's border, by its members or by its message's two ends."""
+        other = call.source if call.peer is None else call.peer
+        if call.name != MESSAGE or other is None or self._is_inside(info):
+            return self._is_inside(info)
+        mine, theirs = self._places((self.rank, info.ranks[other]))
+        return mine == theirs
 
     def _connect(self, current: Plan, info: GroupInfo, links: frozenset[Link]) -> None:
         plan = Plan(current.epoch, self.rank, current.peers, links, current.limit)
@@ -309,7 +297,8 @@ class Communicator:
         now = (self.rank, self.engine.epoch, ranks)
         seen = self._views.get((name, channel))
         if seen is None or seen[0] != now:
-            group = Group(self.engine, name, channel, ranks, self._places(ranks), ranks.index(self.rank))
+            wire = self.groups[name].wire if channel == COLLECTIVE and name in self.groups else name
+            group = Group(self.engine, wire, channel, ranks, self._places(ranks), ranks.index(self.rank))
             seen = self._views[name, channel] = (now, group)
         return seen[1]
 
@@ -323,39 +312,43 @@ class Communicator:
         info.sends_to.update(algorithms.on_demand(call.name, len(info.ranks), call.peer))
         # The future of a call on an accelerator notes where its streams are when it is completed.
         future: Future[Any] = Future() if call.device is None else Future(devices=[call.device])
-        if self.player is not None:
-            self.player.play(name, call)
+        if self.player is not None or self.tap is not None:
+            call.inside = self._stays_inside(info, call)
+        if self.player is not None and call.inside and len(info.ranks) > 1:
+            self.meet()
+        if self.player is not None and not call.inside:
+            self.player.play(info, call)
             self._deliver(call, future)
         elif self.swallowing:
             self._unanswered(info, call, future, self.engine.reason)
         elif len(info.ranks) == 1:
             self._alone(info, call)
-            self._finish(name, call, future)
+            self._finish(info, call, future)
         else:
             group = self.view(name, info.ranks)
             walk = Walk(
                 lambda: f"{call.name} ({call.detail}) of group {name!r}",
                 lambda: call.walk(group, call.tag),
-                lambda result: self._finish(name, call, future, result),
+                lambda result: self._finish(info, call, future, result),
                 lambda reason: self._unanswered(info, call, future, reason),
                 call.limit or info.limit or self.limit,
                 0 if key or call.name == MESSAGE else call.tag,
             )
             call.drive = self.engine.drive
-            self.engine.submit(key or name, walk, call.begins)
+            self.engine.submit(key or info.wire, walk, call.begins)
         return future
 
     def _alone(self, info: GroupInfo, call: Call) -> None:
         for _ in call.walk(self.view(info.name, info.ranks), call.tag):
             pass
 
-    def _finish(self, name: str, call: Call, future: Future[Any], result: Any = None) -> None:
+    def _finish(self, info: GroupInfo, call: Call, future: Future[Any], result: Any = None) -> None:
         call.result = result
         with call.stream():
             if call.after is not None:
                 call.after()
             if self.tap is not None:
-                self.tap.saw(name, call)
+                self.tap.saw(info, call)
             self._deliver(call, future)
 
     @staticmethod

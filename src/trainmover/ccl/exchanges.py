@@ -191,7 +191,9 @@ class Exchanges(Launcher):
     def _all_to_all(
         self, outputs: Tensors, flats: Tensors, sources: Sequence[torch.Tensor], memory: Memory, opts: Any
     ) -> dist.Work:
-        fits("all_to_all", "the own output", flats[self._me].numel(), sources[self._me].numel())
+        if self._communicator.player is None:
+            # In the sandbox what others have sent is recorded, and what is sent to them may differ from it.
+            fits("all_to_all", "the own output", flats[self._me].numel(), sources[self._me].numel())
 
         def walk(group: Group, tag: int) -> Steps:
             return algorithms.all_to_all(group, sources, flats, tag)

@@ -41,6 +41,12 @@ class Launcher:
         self._ranks = ranks
         self._on_shutdown = on_shutdown
         self._window = None
+        if name in communicator.groups:
+            communicator.groups[name].followers.add(self)
+
+    def _renumber(self, ranks: tuple[int, ...]) -> None:
+        """The group has these ranks now."""
+        self._ranks = ranks
 
     @property
     def _me(self) -> int:

@@ -61,7 +61,7 @@ class Messages(Launcher):
             return peer
 
         # Receives wait beside each other: the peer may send in another order, by tag.
-        call = Call(MESSAGE, f"tag {tag}", [tensor], False, walk)
+        call = Call(MESSAGE, f"tag {tag}", [tensor], False, walk, source=peer)
         return self._launch(call, memory, key=f"receive {next(_numbers)}")
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:

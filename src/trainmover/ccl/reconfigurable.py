@@ -55,10 +55,6 @@ class Reconfigurable(Collectives):
             raise LinkError("reconfigure: this process is part of a job, whose planner replaces members")
         return self._membership
 
-    def _renumber(self, ranks: tuple[int, ...]) -> None:
-        """The group has these ranks now."""
-        self._ranks = ranks
-
     def _begin(self, call: Call, memory: Memory, key: str | None = None) -> Future[Any]:
         if self._membership is not None and self._membership.given is not None:
             raise LinkError(f"{call.name}: the group has no members yet; reconfigure it first")

@@ -8,7 +8,7 @@ committed the step, everybody does; if nobody did, everybody redoes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainmover.errors import JobError
@@ -50,6 +50,21 @@ def outcome(minimum: Sequence[float], epoch: int) -> Outcome:
     """
     whole, low, high = minimum[0] >= 1.0, int(minimum[1]), int(-minimum[2])
     return Outcome(whole, low if low == high and low > epoch else 0)
+
+
+def columns(metrics: Mapping[str, float | None]) -> list[float]:
+    """A rank's metrics as numbers to be summed over all ranks: by name the values, then how many have one.
+
+    A rank that has no value (None) adds nothing to either.
+    """
+    values = [metrics[name] for name in sorted(metrics)]
+    return [value or 0.0 for value in values] + [0.0 if value is None else 1.0 for value in values]
+
+
+def means(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
+    """Means over the ranks that have a value, from the summed :func:`columns`; no entry where none has."""
+    count = len(names)
+    return {name: sums[i] / sums[count + i] for i, name in enumerate(names) if sums[count + i]}
 
 
 @dataclass(frozen=True, slots=True)

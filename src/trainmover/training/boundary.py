@@ -31,7 +31,9 @@ from trainmover.topology.layout import guardian_of, ward_of
 from trainmover.topology.links import BOUNDARY, STATE, WORLD
 from trainmover.training import agreement, transfer
 from trainmover.training.agreement import BALLOT_SIZE, REPORT_SIZE, Ballot, Report, Resolution
+from trainmover.training.handover import Handover, sources_of
 from trainmover.training.orders import Order
+from trainmover.training.residence import Residence
 from trainmover.training.session import Session
 from trainmover.training.state import TrackedState
 
@@ -39,13 +41,14 @@ log = logging.getLogger(__name__)
 
 KEY = "boundary"
 MAX_METRICS = 16
+DIGEST_BYTES = 32
 BOUNDARY_SECONDS = 3600.0
 """Limit of one vote or meeting: the slowest rank's step, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a step. ``metrics`` are means over all ranks, known when it committed."""
+    """What became of a step. ``metrics`` are means over the ranks that have a value, once it is committed."""
 
     commit: bool
     metrics: dict[str, float]
@@ -73,6 +76,9 @@ class Boundary:
         mine: own private values as of ``committed``.
     """
 
+    handover = Handover
+    """How state is handed over."""
+
     def __init__(self, session: Session, tracked: TrackedState) -> None:
         self.session = session
         self.tracked = tracked
@@ -83,8 +89,9 @@ class Boundary:
         self._wards: dict[int, bytes] = {}
         self._switch_to = 0
         self._resolution: Resolution | None = None
-        self._last_metrics: dict[str, float] = {}
+        self._last_row: list[float] = []
         self._meeting_seconds = 0.0
+        self.residence = Residence()
 
     @property
     def _engine(self) -> Engine:
@@ -96,11 +103,12 @@ class Boundary:
 
     # -- vote ----------------------------------------------------------------------------------
 
-    def vote(self, metrics: Mapping[str, float]) -> Verdict:
+    def vote(self, metrics: Mapping[str, float | None]) -> Verdict:
         """Decide the current step with all ranks. Blocks until it is decided, whatever happens.
 
         Args:
-            metrics: numbers to average over the ranks; the same names on every rank.
+            metrics: numbers to average over the ranks that have one (None: this rank has not); the same
+                names on every rank.
         """
         names = sorted(metrics)
         if len(names) > MAX_METRICS:
@@ -108,9 +116,7 @@ class Boundary:
         private = self.tracked.private_values()
         candidate = self.committed + 1
         ballot = Ballot(True, self.session.prepared_epoch())
-        numbers = torch.tensor(
-            [*ballot.numbers(), *(float(metrics[name]) for name in names)], dtype=torch.float64
-        )
+        numbers = torch.tensor([*ballot.numbers(), *agreement.columns(metrics)], dtype=torch.float64)
         if not self.session.communicator.swallowing:
             try:
                 self._engine.run(
@@ -124,20 +130,20 @@ class Boundary:
                 if not result.commit:
                     return Verdict(False, {})
                 self._switch_to = result.switch_to
-                means = (numbers[BALLOT_SIZE:] / self.session.communicator.world_size).tolist()
-                return self._commit(candidate, private, dict(zip(names, means, strict=True)))
+                means = agreement.means(names, numbers[BALLOT_SIZE:].tolist())
+                return self._commit(candidate, private, names, means)
         self.session.communicator.close_gate()
         report = self._report()
         resolution, told = self._meet(names)
         if resolution.rolls_forward(report):
-            return self._commit(resolution.committed, private, told)
+            return self._commit(resolution.committed, private, names, told)
         self._pending = -1
         return Verdict(False, {})
 
-    def _commit(self, committed: int, private: bytes, metrics: dict[str, float]) -> Verdict:
+    def _commit(self, committed: int, private: bytes, names: list[str], metrics: dict[str, float]) -> Verdict:
         self.committed, self.mine, self._pending = committed, private, -1
         self.history = True
-        self._last_metrics = metrics
+        self._last_row = agreement.columns({name: metrics.get(name) for name in names})
         self._wards = {count: data for count, data in self._wards.items() if count >= committed - 1}
         return Verdict(True, metrics)
 
@@ -170,11 +176,11 @@ class Boundary:
             order = order or self.session.wait_for_epoch()
             started = time.monotonic()
             self._adopt(order)
-            rows = torch.zeros(order.layout.world_size, REPORT_SIZE + MAX_METRICS, dtype=torch.float64)
+            rows = torch.zeros(order.layout.world_size, REPORT_SIZE + 2 * MAX_METRICS, dtype=torch.float64)
             mine = rows[self.session.rank].clone()
             mine[:REPORT_SIZE] = torch.tensor(self._report().numbers(), dtype=torch.float64)
-            known = [self._last_metrics[name] for name in sorted(self._last_metrics)]
-            mine[REPORT_SIZE : REPORT_SIZE + len(known)] = torch.tensor(known, dtype=torch.float64)
+            known = torch.tensor(self._last_row, dtype=torch.float64)
+            mine[REPORT_SIZE : REPORT_SIZE + len(known)] = known
             try:
                 self._engine.run(KEY, "meeting", self._gathering(mine, rows), BOUNDARY_SECONDS)
             except EpochBroken:
@@ -184,8 +190,8 @@ class Boundary:
             resolution = agreement.resolve(reports, start=order.event.kind == "start")
             self._resolution = resolution
             self._meeting_seconds = time.monotonic() - started
-            told = rows[resolution.ahead[0], REPORT_SIZE : REPORT_SIZE + len(names)].tolist()
-            return resolution, dict(zip(names, told, strict=True))
+            told = rows[resolution.ahead[0], REPORT_SIZE : REPORT_SIZE + 2 * len(names)].tolist()
+            return resolution, agreement.means(names, told)
 
     def _adopt(self, order: Order) -> None:
         until = time.monotonic() + 60.0
@@ -256,10 +262,17 @@ class Boundary:
         received = sent = 0
         source = ""
         if resolution.joiners:
-            received, sent, source = self._copy(order, resolution)
+            if joiner:
+                self.residence.materialise()
+            copy = self.handover(self._engine, self._group(STATE), self.tracked, order, resolution)
+            if joiner:
+                received, source, self.mine = copy.receive()
+                self.committed = resolution.committed
+            else:
+                sent = copy.send(self._wards.get(resolution.committed, b""))
         copied = time.monotonic()
         if resolution.joiners:
-            self._compare(resolution)
+            self._compare(order, resolution)
         private = self.mine
         group = self._group()
         self._engine.run(
@@ -275,92 +288,30 @@ class Boundary:
             order.epoch, joiner, began, time.time(), self._meeting_seconds, copied - started, ended - copied
         )
 
-    def _copy(self, order: Order, resolution: Resolution) -> tuple[int, int, str]:
-        """Send my share to every joiner, or receive all shares. Returns bytes in, bytes out, sources."""
-        group = self._group(STATE)
-        tensors = [tensor for _, tensor in self.tracked.tensors()]
-        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    def _compare(self, order: Order, resolution: Resolution) -> None:
+        """Each joiner must have the state of those that it comes from before it counts as a member."""
         me = self.session.rank
-        sources = {
-            joiner: [rank for rank in order.sources(joiner) if rank in resolution.members]
-            for joiner in resolution.joiners
-        }
-        for joiner, ranks in sources.items():
-            guardian = guardian_of(joiner, group.size, order.layout.ranks_per_machine)
-            if guardian not in ranks:
-                raise JobError(
-                    f"the private state of rank {joiner} (random generators, data position) is lost: rank "
-                    f"{guardian}, which kept its copy, was lost with it; this job cannot go on exactly"
-                )
-        if me in resolution.joiners:
-            mine = sources[me]
-            self._engine.run(
-                KEY, "state copy", lambda: self._receive(group, mine, tensors, sizes), BOUNDARY_SECONDS
-            )
-            self.committed = resolution.committed
-            return sum(sizes), 0, ", ".join(f"rank {rank}" for rank in mine)
-        private = self._wards.get(resolution.committed, b"")
-        shared = self.tracked.shared_values()
-        self._engine.run(
-            KEY,
-            "state copy",
-            lambda: self._send(group, sources, shared, private, tensors, sizes),
-            BOUNDARY_SECONDS,
-        )
-        cuts = [
-            transfer.shares(sizes, len(ranks))[ranks.index(me)] for ranks in sources.values() if me in ranks
-        ]
-        return 0, sum(piece.end - piece.start for cut in cuts for piece in cut), ""
-
-    def _send(
-        self,
-        group: Group,
-        sources: dict[int, list[int]],
-        shared: bytes,
-        private: bytes,
-        tensors: list[torch.Tensor],
-        sizes: list[int],
-    ) -> Steps:
-        started = []
-        for joiner, ranks in sources.items():
-            if group.me not in ranks:
-                continue
-            if group.me == ranks[0]:
-                started += transfer.send_small(group, joiner, shared)
-                started += transfer.send_small(group, joiner, private)
-            cut = transfer.shares(sizes, len(ranks))
-            started += transfer.send(group, joiner, cut[ranks.index(group.me)], tensors)
-        yield started
-
-    def _receive(
-        self, group: Group, sources: list[int], tensors: list[torch.Tensor], sizes: list[int]
-    ) -> Steps:
-        shared = yield from transfer.receive_small(group, sources[0])
-        private = yield from transfer.receive_small(group, sources[0])
-        if not private:
-            raise JobError(f"rank {sources[0]} does not hold the private state of rank {group.me}")
-        self.tracked.load_shared_values(shared)
-        self.mine = private
-        yield from transfer.receive(group, sources, transfer.shares(sizes, len(sources)), tensors)
-
-    def _compare(self, resolution: Resolution) -> None:
-        """Every rank's digest must be the same before the joiner counts as a member."""
-        comm = self.session.communicator
-        mine = torch.frombuffer(bytearray.fromhex(self.tracked.digest()), dtype=torch.uint8)
-        rows = torch.zeros(comm.world_size, mine.numel(), dtype=torch.uint8)
+        mine = torch.zeros(DIGEST_BYTES, dtype=torch.uint8)
+        sources = sources_of(order, resolution)
+        if me in sources or any(me in ranks for ranks in sources.values()):
+            mine = torch.frombuffer(bytearray.fromhex(self.tracked.digest()), dtype=torch.uint8)
+        rows = torch.zeros(order.layout.world_size, DIGEST_BYTES, dtype=torch.uint8)
         self._engine.run(KEY, "digests", self._gathering(mine, rows), BOUNDARY_SECONDS)
-        reference = rows[resolution.members[0]]
-        wrong = [rank for rank in range(comm.world_size) if not torch.equal(rows[rank], reference)]
-        if comm.rank in wrong:
+        wrong = [
+            joiner
+            for joiner, ranks in sources.items()
+            if not all(torch.equal(rows[joiner], rows[rank]) for rank in ranks)
+        ]
+        if me in wrong:
             raise JobError(
-                f"after the state copy of epoch {self._engine.epoch} rank {comm.rank} differs from rank "
-                f"{resolution.members[0]} (ranks that differ: {wrong}); it leaves rather than train on"
+                f"after the state copy of epoch {self._engine.epoch} rank {me} differs from its sources, "
+                f"ranks {sources[me]} (joiners that differ: {wrong}); it leaves rather than train on"
             )
         if wrong:
             log.error(
                 "after the state copy of epoch %d ranks %s differ; they leave", self._engine.epoch, wrong
             )
-        if comm.rank in resolution.joiners:
+        if me in sources:
             self.tracked.load_private_values(self.mine)
 
     def _say_adopted(self, copy: float, verify: float, received: int, sent: int, source: str) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from trainmover.errors import ConfigError
 from trainmover.faults import FaultSpec
 
+RECORDING_LIMIT = 2 * 1024**3
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -24,7 +26,11 @@ class Environment:
         mode: ``live``, or ``sandbox`` on a standby that warms up.
         generation: counts the job's starts from nothing.
         record: whether this rank records its collective results for standbys.
-        recording: folder of the recording that a sandbox plays.
+        recordings: folder or URL for recordings; empty: in the run's folder.
+        recording_limit: most bytes of results that this rank keeps for its recording.
+        recording: folder or URL of the recording that a sandbox plays.
+        role: machine role that a sandbox is warmed for; empty on a live rank.
+        park: what a sandbox that is warm does with the memory of its tensors, ``resident`` or ``released``.
         secret: the job's secret for the links' handshake.
     """
 
@@ -42,9 +48,13 @@ class Environment:
     secret: bytes
     host: str
     record: bool
-    recording: Path | None
+    recording: str
     warmup_steps: int
     faults: tuple[FaultSpec, ...]
+    recordings: str = ""
+    recording_limit: int = RECORDING_LIMIT
+    role: str = ""
+    park: str = "resident"
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment | None:
@@ -57,7 +67,9 @@ def read(environ: Mapping[str, str] | None = None) -> Environment | None:
     if "TRAINMOVER_SOCKET" not in env:
         return None
     try:
-        recording = env.get("TRAINMOVER_RECORDING", "")
+        park = env.get("TRAINMOVER_PARK") or "resident"
+        if park not in ("resident", "released"):
+            raise ValueError(f"TRAINMOVER_PARK is {park!r}; it can be resident or released")
         specs = [text for text in env.get("TRAINMOVER_FAULTS", "").split(";") if text]
         return Environment(
             socket=env["TRAINMOVER_SOCKET"],
@@ -74,9 +86,13 @@ def read(environ: Mapping[str, str] | None = None) -> Environment | None:
             secret=bytes.fromhex(env["TRAINMOVER_SECRET"]),
             host=env.get("TRAINMOVER_HOST", "127.0.0.1"),
             record=env.get("TRAINMOVER_RECORD", "0") == "1",
-            recording=Path(recording) if recording else None,
+            recording=env.get("TRAINMOVER_RECORDING", ""),
             warmup_steps=int(env.get("TRAINMOVER_WARMUP_STEPS", "2")),
             faults=tuple(FaultSpec.parse(text) for text in specs),
+            recordings=env.get("TRAINMOVER_RECORDINGS", ""),
+            recording_limit=int(env.get("TRAINMOVER_RECORDING_LIMIT") or RECORDING_LIMIT),
+            role=env.get("TRAINMOVER_ROLE", ""),
+            park=park,
         )
     except KeyError as error:
         raise ConfigError(

@@ -51,7 +51,9 @@ class Step:
     def __init__(self, job: Job, index: int) -> None:
         self.index = index
         self.metrics: dict[str, float] = {}
-        """What was logged; after the vote, the means over all ranks."""
+        """What was logged here; after the vote, the means over the ranks that have a value."""
+        self.logged: dict[str, float | None] = {}
+        """What is voted with: None where this rank has no value."""
         self._job = job
         self.verdict: Verdict | None = None
 
@@ -69,8 +71,11 @@ class Step:
         """True once the ranks have agreed that this step counts (after ``optimizer.step()``)."""
         return self.verdict is not None and self.verdict.commit
 
-    def log(self, **metrics: float | torch.Tensor) -> None:
+    def log(self, **metrics: float | torch.Tensor | None) -> None:
         """Log numbers of this step; they are averaged over the ranks when the step commits.
+
+        Every rank logs the same names.  One that has no value says None (in a pipeline only the last
+        stage has a loss), and the mean is over the others.
 
         Raises:
             ConfigError: called after ``optimizer.step()``, when the step is decided already.
@@ -78,7 +83,11 @@ class Step:
         if self.verdict is not None:
             raise ConfigError("step.log() comes too late: call it before optimizer.step()")
         for name, value in metrics.items():
-            self.metrics[name] = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+            if isinstance(value, torch.Tensor):
+                value = value.detach().item()
+            self.logged[name] = None if value is None else float(value)
+            if value is not None:
+                self.metrics[name] = float(value)
 
     def __int__(self) -> int:
         return self.index
@@ -107,7 +116,7 @@ class Course(Protocol):
     def positions(self, total: int) -> Iterator[int]:
         """The index of each iteration to run, in order; a void one comes again."""
 
-    def vote(self, metrics: dict[str, float]) -> Verdict:
+    def vote(self, metrics: dict[str, float | None]) -> Verdict:
         """Decide the iteration that runs."""
 
     @property
@@ -176,7 +185,7 @@ class Job:
         if step is None:
             return True
         if step.verdict is None:
-            step.verdict = self._course.vote(step.metrics)
+            step.verdict = self._course.vote(step.logged)
             step.metrics.update(step.verdict.metrics)
         return step.verdict.commit
 
@@ -196,8 +205,8 @@ class PlainCourse:
     def positions(self, total: int) -> Iterator[int]:
         yield from range(total)
 
-    def vote(self, metrics: dict[str, float]) -> Verdict:
-        return Verdict(True, dict(metrics))
+    def vote(self, metrics: dict[str, float | None]) -> Verdict:
+        return Verdict(True, {name: value for name, value in metrics.items() if value is not None})
 
     @property
     def broken(self) -> bool:

@@ -22,18 +22,17 @@ from trainmover.errors import ConfigError
 from trainmover.events.catalogue import (
     MoveRequested,
     RankFinished,
-    RecordingReady,
-    StandbyParked,
     StepSample,
     TrainingResumed,
     TrainingStarted,
 )
 from trainmover.faults import FaultSpec
 from trainmover.sandbox.player import Player
-from trainmover.sandbox.recorder import Recorder
 from trainmover.training.boundary import Boundary, Settled, Verdict
+from trainmover.training.describe import Describer
 from trainmover.training.environment import Environment
 from trainmover.training.session import Session
+from trainmover.training.shadow import Shadow
 from trainmover.training.state import TrackedState
 from trainmover.training.steplog import StepLog, peak_rss_bytes
 
@@ -44,7 +43,13 @@ COMPLETION_SECONDS = 900.0
 
 
 class LiveCourse:
-    """The iterations of one rank process."""
+    """The iterations of one rank process.
+
+    Args:
+        session: its connection to its machine and its peers.
+        tracked: its state.
+        player: answers its calls while it warms up; None on a live rank.
+    """
 
     def __init__(self, session: Session, tracked: TrackedState, player: Player | None) -> None:
         self._session = session
@@ -52,9 +57,8 @@ class LiveCourse:
         self._tracked = tracked
         self._boundary = Boundary(session, tracked)
         self._log = StepLog(session.env.run_dir, session.env.machine, session.env.slot)
-        self._player = player
-        self._recorder: Recorder | None = None
-        self._shadowing = player is not None
+        self._describer: Describer | None = None
+        self._shadow = None if player is None else Shadow(session, tracked, player)
         self._index = 0
         self._started = 0.0
         self._cpu_started = 0.0
@@ -66,7 +70,7 @@ class LiveCourse:
         self._done_faults: set[FaultSpec] = set()
         self._born = time.monotonic()
         if session.env.record and player is None:
-            self._record()
+            self._describer = Describer(session, tracked)
 
     def begin(self) -> None:
         """Enter the job's first epoch (a live rank of a job that starts from nothing)."""
@@ -77,10 +81,15 @@ class LiveCourse:
     def positions(self, total: int) -> Iterator[int]:
         """See :meth:`trainmover.training.job.Course.positions`."""
         built = time.monotonic()
-        if self._player is not None:
-            yield from self._shadow(self._player, total)
-            self._park(self._player, built)
+        if self._shadow is not None:
+            for index in self._shadow.positions(total):
+                yield index
+                self._shadow.end_phase()
+                self._rebuild()
+            self._shadow.park(self._boundary.residence, self._born, built)
+            self._first = True
             self._note_switch(self._boundary.settle(joining=True))
+            self._shadow = None
         else:
             self._boundary.mine = self._tracked.private_values()
             self._end_phase(True)
@@ -109,10 +118,10 @@ class LiveCourse:
             self._log.write("void", step=index, epoch=self._session.engine.epoch)
             self._end_phase(False)
 
-    def vote(self, metrics: dict[str, float]) -> Verdict:
+    def vote(self, metrics: dict[str, float | None]) -> Verdict:
         """See :meth:`trainmover.training.job.Course.vote`."""
-        if self._shadowing:
-            return Verdict(True, dict(metrics))
+        if self._shadow is not None:
+            return Verdict(True, {name: value for name, value in metrics.items() if value is not None})
         self._slow_down()
         verdict = self._boundary.vote(metrics)
         self._voted = time.time()
@@ -124,7 +133,7 @@ class LiveCourse:
     @property
     def broken(self) -> bool:
         """See :meth:`trainmover.training.job.Course.broken`."""
-        return not self._shadowing and self._session.communicator.swallowing
+        return self._shadow is None and self._session.communicator.swallowing
 
     def _say_progress(self) -> None:
         epoch = self._session.engine.epoch
@@ -153,77 +162,22 @@ class LiveCourse:
         )
         return self._session.wait_for_end(COMPLETION_SECONDS)
 
-    # -- the sandbox ---------------------------------------------------------------------------
-
-    def _shadow(self, player: Player, total: int) -> Iterator[int]:
-        player.next_phase()
-        for index in range(min(player.steps, total)):
-            yield index
-            player.next_phase()
-            self._rebuild()
-        self._shadowing = False
-
-    def _park(self, player: Player, built: float) -> None:
-        now = time.monotonic()
-        self._session.say(
-            StandbyParked(
-                machine=self._env.machine,
-                incarnation=self._env.incarnation,
-                slot=self._env.slot,
-                generation=self._env.generation,
-                shadow_steps=player.steps,
-                seconds={
-                    "start": _process_age() - (now - self._born),
-                    "build": built - self._born,
-                    "shadow": now - built,
-                },
-            )
-        )
-        self._session.wait_for_epoch()
-        self._session.communicator.player = None
-        os.environ["RANK"] = os.environ["ROLE_RANK"] = str(self._session.rank)
-        os.environ["GROUP_RANK"] = str(self._session.rank // self._env.ranks_per_machine)
-        self._first = True
-
-    # -- recording -----------------------------------------------------------------------------
-
-    def _record(self) -> None:
-        env = self._env
-        folder = env.run_dir / "recordings" / f"g{env.generation}" / f"{env.machine}-{env.slot}"
-
-        def whole(size: int) -> None:
-            self._session.say(
-                RecordingReady(
-                    machine=env.machine,
-                    slot=env.slot,
-                    generation=env.generation,
-                    path=str(folder),
-                    steps=env.warmup_steps,
-                    bytes=size,
-                )
-            )
-
-        self._recorder = Recorder(folder, env.warmup_steps, whole)
-        self._session.communicator.tap = self._recorder
+    # -- the first steps -----------------------------------------------------------------------
 
     def _end_phase(self, committed: bool) -> None:
-        if self._recorder is None:
-            return
-        if not committed:
-            self._recorder.drop_phase()
-        elif not self._recorder.end_phase():
-            self._recorder = self._session.communicator.tap = None
+        if self._describer is not None and not self._describer.end_phase(committed):
+            self._describer = None
 
     def _rebuild(self) -> None:
         """After the first step of this process: let DDP settle its buckets at the same point everywhere."""
         if self._rebuilt:
             return
         self._rebuilt = True
-        if self._player is not None:
-            self._player.lenient = True
+        if self._shadow is not None:
+            self._shadow.player.lenient = True
         self._tracked.rebuild_buckets()
-        if self._player is not None:
-            self._player.lenient = False
+        if self._shadow is not None:
+            self._shadow.player.lenient = False
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -298,23 +252,14 @@ class LiveCourse:
                 time.sleep((time.thread_time() - self._cpu_started) * (fault.factor - 1.0))
 
 
-def _process_age() -> float:
-    """Seconds since this process was started by the system."""
-    with open("/proc/self/stat", encoding="utf-8") as file:
-        ticks = int(file.read().rsplit(")", 1)[1].split()[19])
-    with open("/proc/uptime", encoding="utf-8") as file:
-        return float(file.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-
-
 def join_live(env: Environment, tracked: TrackedState, timeout: float) -> LiveCourse:
     """Join a job under TrainMover, as a live rank or into the sandbox."""
     session = Session(env, timeout)
     player = None
     if session.sandbox:
-        if env.recording is None:
+        if not env.recording:
             raise ConfigError("a sandbox rank needs TRAINMOVER_RECORDING")
         player = Player(env.recording)
-        session.communicator.player = player
     backend.register()
     backend.install(session.communicator)
     course = LiveCourse(session, tracked, player)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from trainmover.ccl.calls import Place
 from trainmover.ccl.table import Plan
-from trainmover.events.catalogue import SwitchPrepare
+from trainmover.events.catalogue import JoinerRank, SwitchPrepare
 from trainmover.topology.layout import Layout, guardian_of
 from trainmover.topology.links import STATE, WORLD, Link, link
 
@@ -21,33 +22,57 @@ MAX_SOURCES = 8
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One epoch as this rank was told about it. ``plan`` is None for a rank that leaves."""
+    """One epoch as this rank was told about it.
+
+    Attributes:
+        event: what it was told.
+        layout: who sits where.
+        plan: the links that it needs; None for a rank that leaves.
+        place: where a standby takes its place; None for a rank that has one.
+    """
 
     event: SwitchPrepare
     layout: Layout
     plan: Plan | None
+    place: Place | None = None
 
     @property
     def epoch(self) -> int:
         """The epoch that is ordered."""
         return self.event.epoch
 
+    def told(self, rank: int) -> JoinerRank | None:
+        """What the order says of a joiner's rank."""
+        return next((item for item in self.event.joiner_ranks if item.rank == rank), None)
+
+    def guardian(self, joiner: int) -> int:
+        """The rank that keeps a joiner's private values."""
+        return guardian_of(joiner, self.layout.world_size, self.layout.ranks_per_machine)
+
     def sources(self, joiner: int) -> list[int]:
-        """Ranks linked to a joiner for its state: its guardian first, all on machines that stay."""
-        layout = self.layout
-        stay = [r for r in range(layout.world_size) if layout.machine_of(r) not in self.event.joiners]
-        first = guardian_of(joiner, layout.world_size, layout.ranks_per_machine)
-        return sorted(stay, key=lambda rank: (rank != first, rank))[:MAX_SOURCES]
+        """Ranks that have a joiner's state and send it: its guardian first where it is one of them.
+
+        Where the order does not say which ranks are replicas, all are.
+        """
+        first = self.guardian(joiner)
+        told = self.told(joiner)
+        if told is None:
+            layout = self.layout
+            ranks = [r for r in range(layout.world_size) if layout.machine_of(r) not in self.event.joiners]
+        else:
+            ranks = list(told.sources)
+        return sorted(ranks, key=lambda rank: (rank != first, rank))[:MAX_SOURCES]
 
     def state_links(self) -> frozenset[Link]:
-        """The links of this switch's state copy."""
+        """The links of this switch's state copy: to the sources, and to the guardian."""
         if self.event.kind == "start":
             return frozenset()
         return frozenset(
-            link(WORLD, STATE, joiner, source)
+            link(WORLD, STATE, joiner, other)
             for machine in self.event.joiners
             for joiner in self.layout.ranks_of(machine)
-            for source in self.sources(joiner)
+            for other in {*self.sources(joiner), self.guardian(joiner)}
+            if self.layout.machine_of(other) not in self.event.joiners
         )
 
 

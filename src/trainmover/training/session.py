@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.engine import Engine
 from trainmover.ccl.table import LinkTable, Peer, Plan, new_life
-from trainmover.errors import JobError
+from trainmover.errors import JobError, LinkError
 from trainmover.events.catalogue import (
     Endpoint,
     Event,
@@ -25,6 +26,8 @@ from trainmover.events.catalogue import (
     LinkBroken,
     MachineFailed,
     RankStarted,
+    RolesFound,
+    SandboxPeers,
     SwitchAborted,
     SwitchCommitted,
     SwitchPrepare,
@@ -34,12 +37,17 @@ from trainmover.topology.layout import Layout
 from trainmover.training.control import ControlLine
 from trainmover.training.environment import Environment
 from trainmover.training.orders import Order, OrderBook
+from trainmover.training.places import place_for
 
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 5.0
 """A rank that waits this long for an epoch says so; then again every REMIND_SECONDS."""
 REMIND_SECONDS = 10.0
+NEIGHBOURS_SECONDS = 600.0
+"""Longest wait in the sandbox for the other ranks of this machine, which warm up at idle priority."""
+SANDBOX_EPOCH = 1
+"""The epoch of the links inside a sandbox. A real epoch 1 is over before anybody warms up."""
 HOLD_SECONDS = 24 * 3600.0
 """Longest wait at the boundary for a new epoch (no standby is left and nobody adds a machine)."""
 
@@ -57,6 +65,10 @@ class Session:
     Args:
         env: what the machine program told this process.
         limit: seconds that one collective call may take.
+
+    Attributes:
+        on_place: called on the main thread when a standby has taken its place, with the ranks that each
+            of its groups had before, by local name.
     """
 
     def __init__(self, env: Environment, limit: float) -> None:
@@ -67,6 +79,12 @@ class Session:
         self._released = False
         self._completed = False
         self._failed: str | None = None
+        self._unfit: str | None = None
+        self._placed = not self.sandbox
+        self._neighbours: SandboxPeers | None = None
+        self._roles: RolesFound | None = None
+        self._on_roles: Callable[[RolesFound], None] | None = None
+        self.on_place: Callable[[dict[str, tuple[int, ...]]], None] = lambda _: None
         table = LinkTable(env.job, self.life, env.secret, env.host)
         self.engine = Engine(table, self._epoch_broke, self._link_lost)
         self.communicator = Communicator(self.engine, env.rank, env.world_size, env.ranks_per_machine, limit)
@@ -94,6 +112,7 @@ class Session:
                 generation=self.env.generation,
                 pid=os.getpid(),
                 endpoint=Endpoint(host=table.host, port=table.port, life=self.life),
+                role=self.env.role,
             )
         )
         self.control.start()
@@ -101,6 +120,13 @@ class Session:
     def say(self, event: Event) -> None:
         """Tell the machine program."""
         self.control.say(event)
+
+    def when_roles(self, action: Callable[[RolesFound], None]) -> None:
+        """Call ``action`` once the roles are known (control thread), or now."""
+        with self.orders.changed:
+            self._on_roles, known = action, self._roles
+        if known is not None:
+            action(known)
 
     def close(self) -> None:
         """Leave: say BYE on every link, hang up."""
@@ -178,6 +204,8 @@ class Session:
         return True
 
     def _check(self) -> None:
+        if self._unfit is not None:
+            raise JobError(self._unfit)
         if self._failed is not None:
             raise JobError(f"the job failed: {self._failed}")
         if self._released:
@@ -189,6 +217,11 @@ class Session:
         """Enter an order's epoch; it is broken at once when it was given up meanwhile."""
         if order.plan is None:
             raise JobError(f"rank {self.rank} has no place in epoch {order.epoch}")
+        if order.place is not None and not self._placed:
+            self._placed = True
+            # The sandbox's links are no links of a real epoch.
+            self.communicator.plan = None
+            self.on_place(self.communicator.take(order.place))
         plan = self.communicator.as_of_now(order.plan)
         counts = self.engine.adopt(plan)
         self.communicator.plan = plan
@@ -196,6 +229,34 @@ class Session:
         if self.orders.is_aborted(order.epoch):
             self.engine.break_epoch(order.epoch, f"epoch {order.epoch} was given up", told=True)
         return counts
+
+    # -- the sandbox (main thread) -------------------------------------------------------------------
+
+    def meet_neighbours(self) -> None:
+        """In the sandbox: learn where the other sandbox ranks of this machine are, once they are needed.
+
+        Raises:
+            JobError: the machine program does not say.
+        """
+        if self.communicator.plan is not None:
+            return
+        until = time.monotonic() + NEIGHBOURS_SECONDS
+        with self.orders.changed:
+            while self._neighbours is None:
+                self._check()
+                if time.monotonic() > until:
+                    raise JobError(
+                        f"sandbox rank {self.rank} (slot {self.env.slot}): the other ranks of "
+                        f"{self.env.machine} in role {self.env.role!r} have not all started within "
+                        f"{NEIGHBOURS_SECONDS:g} s"
+                    )
+                self.orders.changed.wait(0.2)
+        first = self.rank - self.env.slot
+        ends = enumerate(self._neighbours.endpoints, first)
+        peers = {rank: Peer(end.host, end.port, end.life, beside=True) for rank, end in ends}
+        plan = Plan(SANDBOX_EPOCH, self.rank, peers, frozenset(), NEIGHBOURS_SECONDS)
+        self.engine.adopt(plan)
+        self.communicator.plan = plan
 
     # -- what the machine program says (control thread) ------------------------------------------
 
@@ -213,6 +274,18 @@ class Session:
             self._tell(completed=True)
         elif isinstance(event, JobFailed):
             self._tell(failed=event.reason)
+        elif isinstance(event, RolesFound):
+            self._hear_roles(event)
+        elif isinstance(event, SandboxPeers):
+            with self.orders.changed:
+                self._neighbours = event
+                self.orders.changed.notify_all()
+
+    def _hear_roles(self, event: RolesFound) -> None:
+        with self.orders.changed:
+            self._roles, action = event, self._on_roles
+        if action is not None:
+            action(event)
 
     def _tell(self, *, released: bool = False, completed: bool = False, failed: str | None = None) -> None:
         with self.orders.changed:
@@ -230,19 +303,26 @@ class Session:
                 self.orders.prepared(event.epoch)
             return
         rank = layout.ranks_of(self.env.machine)[self.env.slot]
-        if rank != self.rank:
-            if self.order is not None:
-                log.error("rank %d cannot become rank %d in epoch %d", self.rank, rank, event.epoch)
+        if self._placed and rank != self.rank:
+            log.error("rank %d cannot become rank %d in epoch %d", self.rank, rank, event.epoch)
+            return
+        order = Order(event, layout, None)
+        place = self.communicator.place()
+        if not self._placed:
+            try:
+                place = place_for(self.communicator, rank, order.told(rank))
+            except LinkError as error:
+                with self.orders.changed:
+                    self._unfit = f"epoch {event.epoch}: {error}"
+                    self.orders.changed.notify_all()
                 return
-            self.communicator.rank = rank
-        links = Order(event, layout, None).state_links()
-        mine = {item for item in links if rank in (item.low, item.high)}
-        wanted = self.communicator.links() | mine
+        mine = {item for item in order.state_links() if rank in (item.low, item.high)}
+        wanted = self.communicator.links_at(place) | mine
         peers = self._peers(event)
         for other in peers.keys() & set(layout.ranks_of(self.env.machine)):
             peers[other] = replace(peers[other], beside=True)
         plan = Plan(event.epoch, rank, peers, wanted, event.limit_seconds)
-        if not self.orders.add(Order(event, layout, plan)):
+        if not self.orders.add(Order(event, layout, plan, None if self._placed else place)):
             return
 
         def ready(seconds: float, made: int, kept: int) -> None:
@@ -260,7 +340,7 @@ class Session:
 
         table, communicator = self.engine.table, self.communicator
         # A group may be destroyed between here and there.
-        self.engine.call(lambda: table.prepare(communicator.still_wanted(plan), ready))
+        self.engine.call(lambda: table.prepare(communicator.still_wanted(plan, place), ready))
 
     def _peers(self, event: SwitchPrepare) -> dict[int, Peer]:
         """Where the ranks are: all that the order says, on top of what this rank knows already."""
@@ -305,7 +385,7 @@ class Session:
         self.say(
             LinkBroken(
                 epoch=order.epoch,
-                rank=self.rank,
+                rank=self.rank if order.plan is None else order.plan.rank,
                 machine=self.env.machine,
                 peer=peer,
                 peer_machine=order.layout.machine_of(peer),

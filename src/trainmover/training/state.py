@@ -26,6 +26,16 @@ from trainmover.training import plainly, randomness
 SHARED_TYPES: tuple[type, ...] = (LRScheduler, torch.amp.GradScaler)
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor: the shard of a distributed one (DTensor), else the tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        found: torch.Tensor = to_local()
+    return found
+
+
 class TrackedState:
     """Everything that the script asked to track."""
 
@@ -76,15 +86,22 @@ class TrackedState:
         for name, optimizer in self.optimizers.items():
             for index, (key, value) in self._optimizer_items(optimizer):
                 if isinstance(value, torch.Tensor):
-                    found.append((f"{name}.{index}.{key}", value))
+                    found.append((f"{name}.{index}.{key}", local(value)))
         return found
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients that there are now."""
+        parameters = [p for module in self.modules.values() for p in module.parameters()]
+        for optimizer in self.optimizers.values():
+            parameters += [p for group in optimizer.param_groups for p in group["params"]]
+        return [local(p.grad) for p in dict.fromkeys(parameters) if p.grad is not None]
 
     def _module_tensors(self) -> Iterator[tuple[str, torch.Tensor, str]]:
         for name, module in self.modules.items():
             for key, parameter in module.named_parameters():
-                yield name, parameter.detach(), key
+                yield name, local(parameter.detach()), key
             for key, buffer in module.named_buffers():
-                yield name, buffer, key
+                yield name, local(buffer), key
 
     @staticmethod
     def _optimizer_items(optimizer: Optimizer) -> Iterator[tuple[int, tuple[str, Any]]]:
@@ -175,7 +192,7 @@ class TrackedState:
             for name, thing in self.shared.items()
             if not isinstance(thing, LRScheduler)
         }
-        buffers = [tensor for module in self.modules.values() for tensor in module.buffers()]
+        buffers = [local(tensor) for module in self.modules.values() for tensor in module.buffers()]
         if len(buffers) != len(self._shadow) or any(
             a is not b for a, (b, _) in zip(buffers, self._shadow, strict=False)
         ):

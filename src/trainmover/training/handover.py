@@ -1,0 +1,132 @@
+"""Handing a rank's state over to a joiner, in one epoch: who sends what, and the sending.
+
+Tensors and shared values come from the joiner's *sources*, the ranks with the same state on machines
+that stay: each sends a share of the tensors, the first one also the shared values.  The private values come
+from the joiner's guardian, which may be a rank with quite another state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainmover.ccl.engine import Engine, Steps
+from trainmover.ccl.view import Group
+from trainmover.errors import JobError
+from trainmover.training import transfer
+from trainmover.training.agreement import Resolution
+from trainmover.training.orders import Order
+from trainmover.training.state import TrackedState
+from trainmover.training.transfer import Piece
+
+KEY = "boundary"
+HANDOVER_SECONDS = 3600.0
+"""Limit of one copy, however large."""
+
+
+def sources_of(order: Order, resolution: Resolution) -> dict[int, list[int]]:
+    """For each joiner the ranks that send it its state."""
+    return {
+        joiner: [rank for rank in order.sources(joiner) if rank in resolution.members]
+        for joiner in resolution.joiners
+    }
+
+
+@dataclass(frozen=True)
+class Handover:
+    """The state copy of one epoch, at one rank.
+
+    Attributes:
+        engine: moves the bytes.
+        group: all ranks, joined by the links of the state copy.
+        tracked: this rank's state.
+        order: the epoch's.
+        resolution: who joins and who has the state.
+    """
+
+    engine: Engine
+    group: Group
+    tracked: TrackedState
+    order: Order
+    resolution: Resolution
+
+    def _sources(self) -> dict[int, list[int]]:
+        """For each joiner its sources.
+
+        Raises:
+            JobError: a joiner's state, or its private part, is on no machine any more.
+        """
+        found = sources_of(self.order, self.resolution)
+        for joiner, ranks in found.items():
+            guardian = self.order.guardian(joiner)
+            if guardian not in self.resolution.members:
+                raise JobError(
+                    f"the private state of rank {joiner} (random generators, data position) is lost: rank "
+                    f"{guardian}, which kept its copy, was lost with it; this job cannot go on exactly"
+                )
+            if not ranks:
+                raise JobError(
+                    f"the state of rank {joiner} is lost: no rank with the same state is left on another "
+                    "machine; replicate it (data-parallel replicas on different machines)"
+                )
+        return found
+
+    def send(self, private: bytes) -> int:
+        """Send what joiners need of this rank; returns the tensors' bytes sent.
+
+        Args:
+            private: the private values of this rank's ward.
+        """
+        me, sources = self.group.me, self._sources()
+        tensors = [tensor for _, tensor in self.tracked.tensors()]
+        sizes = [tensor.nbytes for tensor in tensors]
+        shares = {
+            joiner: transfer.shares(sizes, len(ranks))[ranks.index(me)]
+            for joiner, ranks in sources.items()
+            if me in ranks
+        }
+        first = [joiner for joiner, ranks in sources.items() if ranks[0] == me]
+        shared = self.tracked.shared_values() if first else b""
+        wards = [joiner for joiner in sources if self.order.guardian(joiner) == me]
+        small = [(joiner, shared) for joiner in first] + [(joiner, private) for joiner in wards]
+        self.engine.run(KEY, "state copy", lambda: self.sending(small, shares, tensors), HANDOVER_SECONDS)
+        return sum(piece.end - piece.start for share in shares.values() for piece in share)
+
+    def sending(
+        self,
+        small: Sequence[tuple[int, bytes]],
+        shares: Mapping[int, Sequence[Piece]],
+        tensors: Sequence[torch.Tensor],
+    ) -> Steps:
+        """The walk of a sender: small values first, in this order, then its shares."""
+        started = []
+        for joiner, data in small:
+            started += transfer.send_small(self.group, joiner, data)
+        for joiner, share in shares.items():
+            started += transfer.send(self.group, joiner, share, tensors)
+        yield started
+
+    def receive(self) -> tuple[int, str, bytes]:
+        """Receive all that this joiner needs; returns the tensors' bytes, whose they were, private values."""
+        sources = self._sources()[self.group.me]
+        tensors = [tensor for _, tensor in self.tracked.tensors()]
+        sizes = [tensor.nbytes for tensor in tensors]
+        private = self.engine.run(
+            KEY, "state copy", lambda: self.receiving(sources, sizes, tensors), HANDOVER_SECONDS
+        )
+        return sum(sizes), ", ".join(f"rank {rank}" for rank in sources), private
+
+    def receiving(
+        self, sources: Sequence[int], sizes: Sequence[int], tensors: Sequence[torch.Tensor]
+    ) -> Steps:
+        """The walk of a joiner; its result is the private values."""
+        me, guardian = self.group.me, self.order.guardian(self.group.me)
+        shared = yield from transfer.receive_small(self.group, sources[0])
+        private = yield from transfer.receive_small(self.group, guardian)
+        if not private:
+            raise JobError(f"rank {guardian} does not hold the private state of rank {me}")
+        self.tracked.load_shared_values(shared)
+        yield from transfer.receive(self.group, sources, transfer.shares(sizes, len(sources)), tensors)
+        return private
