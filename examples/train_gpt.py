@@ -195,6 +195,7 @@ def arguments() -> argparse.Namespace:
     add("--weight-decay", type=float, default=0.1)
     add("--clip", type=float, default=1.0, help="largest norm of the gradients")
     add("--seed", type=int, default=int(os.environ.get("TRAINMOVER_SEED", "1337")))
+    add("--compile", action="store_true", help="compile the model with torch.compile")
     add("--print-every", type=int, default=10)
     add("--times", type=Path, default=None, help="rank 0 writes the seconds of every step here, as JSON")
     return parser.parse_args()
@@ -223,7 +224,10 @@ def main() -> None:
 
     config = Config(args.layers, args.heads, args.width, args.context, args.dropout)
     torch.manual_seed(args.seed)
-    model = DistributedDataParallel(GPT(config))
+    gpt = GPT(config)
+    if args.compile:
+        gpt.compile()
+    model = DistributedDataParallel(gpt)
     torch.manual_seed(args.seed + 1 + job.rank)  # from here on each rank has its own dropout
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(

@@ -18,19 +18,28 @@ from typing import Any
 
 import psutil
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 40
 LIMIT = 100.0
+
+Script = tuple[str, ...]
+"""An example's name and what it is called with."""
+
+SMALL: Script = (
+    *("train_gpt.py", "--layers", "2", "--width", "64", "--context", "32"),
+    *("--data-limit", "200000"),
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to; ``told`` is what it printed."""
+    """What a run came to; ``told`` is what it printed, ``report`` all of its report."""
 
     digest: str
     losses: dict[int, float]
     incidents: list[tuple[str, str]]
     told: str
+    report: dict[str, Any]
 
 
 class Running:
@@ -75,15 +84,17 @@ def train(
     ranks_per_machine: int = 1,
     steps: int = STEPS,
     meanwhile: Callable[[Running], None] | None = None,
+    script: Script = SMALL,
+    flags: tuple[str, ...] = (),
+    limit: float = LIMIT,
 ) -> Outcome:
-    """Run the example with these faults to its end and read its report."""
+    """Run an example with these faults to its end and read its report."""
     command = [sys.executable, "-m", "trainmover.cli", "run", "--machines", str(machines)]
     command += ["--standbys", str(standbys), "--ranks-per-machine", str(ranks_per_machine)]
     command += ["--seed", "11", "--run-dir", str(folder / "run")]
     for fault in faults:
         command += ["--fault", fault]
-    command += [str(EXAMPLE), "--steps", str(steps), "--layers", "2", "--width", "64", "--context", "32"]
-    command += ["--data-limit", "200000"]
+    command += [*flags, str(EXAMPLES / script[0]), "--steps", str(steps), *script[1:]]
     printed = folder / "output"
     with printed.open("wb") as output:
         environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
@@ -91,7 +102,7 @@ def train(
         try:
             if meanwhile is not None:
                 meanwhile(Running(driver, printed))
-            code = driver.wait(LIMIT)
+            code = driver.wait(limit)
         except subprocess.TimeoutExpired:
             code = -1
         finally:
@@ -100,7 +111,7 @@ def train(
     report: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
     incidents = [(item["kind"], item["machine"]) for item in report["incidents"]]
     losses = {step: float(loss) for step, loss in enumerate(report["losses"])}
-    return Outcome(report["digest"], losses, incidents, printed.read_text())
+    return Outcome(report["digest"], losses, incidents, printed.read_text(), report)
 
 
 def end(driver: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,74 @@
+"""The promise for data, tensor and pipeline parallelism: any machine can be lost, whatever its role.
+
+The 3D example trains for real on six machines of two ranks: two pipelines of three stages, each
+machine the two halves of one stage.  Its one standby knows nothing of the model.  Every run must end in
+the bytes of the undisturbed one: the digest covers all twelve ranks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.training import Outcome, Script, train
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = 24
+PIPELINES: Script = ("train_gpt_3d.py", "--data-limit", "200000")
+STAGES = {"m0": "first", "m1": "middle", "m2": "last", "m3": "first", "m4": "middle", "m5": "last"}
+
+
+def run(folder: Path, *faults: str, standbys: int = 1, flags: tuple[str, ...] = ()) -> Outcome:
+    """One run of the example in three dimensions."""
+    return train(
+        folder,
+        *faults,
+        machines=len(STAGES),
+        ranks_per_machine=2,
+        standbys=standbys,
+        steps=STEPS,
+        script=PIPELINES,
+        flags=flags,
+        limit=240.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The run in which nothing happens."""
+    outcome = run(tmp_path_factory.mktemp("straight"), standbys=0)
+    assert sorted(outcome.losses) == list(range(STEPS))
+    assert outcome.losses[STEPS - 1] < outcome.losses[0] - 0.3
+    return outcome
+
+
+@pytest.mark.long(every=4)
+@pytest.mark.parametrize("kind", ["kill", "move"])
+@pytest.mark.parametrize("machine", ["m5", "m0", "m4"], ids=STAGES.get)
+def test_a_machine_of_any_role_is_replaced(
+    machine: str, kind: str, straight: Outcome, tmp_path: Path
+) -> None:
+    """First, middle and last stages are killed and moved; one standby takes any of their places."""
+    # A move waits for a spare that is being warmed, and a job of a few quick steps would be over by then.
+    faults = [f"{kind}:machine={machine},step=8"]
+    if kind == "move":
+        faults.append(f"slow:machine={machine},step=8,factor=30")
+    outcome = run(tmp_path, *faults)
+    assert outcome.incidents == [("failure" if kind == "kill" else "move", machine)]
+    assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
+
+
+def test_two_machines_of_different_roles_are_lost_at_once(straight: Outcome, tmp_path: Path) -> None:
+    """Two standbys take the places of a first and a last stage that are lost in the same step."""
+    outcome = run(tmp_path, "kill:machine=0,step=9", "kill:machine=5,step=9", standbys=2)
+    assert sorted(outcome.incidents) == [("failure", "m0"), ("failure", "m5")]
+    assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
+
+
+def test_a_standby_that_keeps_one_role_in_memory(straight: Outcome, tmp_path: Path) -> None:
+    """What the other roles gave back is there again when one of them is needed."""
+    outcome = run(tmp_path, "kill:machine=4,step=8", flags=("--standby-memory", "sequential"))
+    assert outcome.incidents == [("failure", "m4")]
+    assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
