@@ -474,7 +474,7 @@ def main() -> None:
                 loss = torch.stack(losses).mean()
             parallel.after_backward()
             norm = clip(parallel.groups, args.clip, mesh, parallel.summed_over())
-            step.log(norm=norm)  # (5) before optimizer.step()
+            step.log(loss=loss, norm=norm)  # (5) before optimizer.step(); the mean is over those that have it
             optimizer.step()
             scheduler.step()
         if not step.committed and step == 0:
