@@ -1,10 +1,13 @@
 """A rank without torch: speaks the whole rank protocol, agrees with its peers through files.
 
 Usage: fake_rank.py [--steps N] [--step-seconds S] [--hold-at-end S] [--raise-at STEP]
+                    [--stages N] [--no-recording ROLE] [--fail-in-sandbox ROLE]
 
 What a real rank does over links, this one does with small files in RUN_DIR/fake/g<generation>: a
 ``step`` mark per rank, step and epoch is the vote; a ``link`` file per rank and epoch says that its
 links are made; a ``meet`` file says how many steps a stayer has committed when it goes over.
+
+With ``--stages`` the machines are a pipeline: equal blocks of positions, replicas within each.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from trainmover.faults import parse_faults
 ENV = os.environ
 MACHINE, INCARNATION = ENV["TRAINMOVER_MACHINE"], ENV["TRAINMOVER_INCARNATION"]
 SLOT, RANK, WORLD = int(ENV["LOCAL_RANK"]), int(ENV["RANK"]), int(ENV["WORLD_SIZE"])
+ROLE = ENV.get("TRAINMOVER_ROLE", "")
 K, GENERATION = int(ENV["TRAINMOVER_RANKS_PER_MACHINE"]), int(ENV["TRAINMOVER_GENERATION"])
 RUN_DIR = Path(ENV["TRAINMOVER_RUN_DIR"])
 SHARED = RUN_DIR / "fake" / f"g{GENERATION}"
@@ -51,6 +55,7 @@ class FakeRank:
         self.done = False
         self.first = True
         self.spoke_of_start = False
+        self.peers: tuple[say.Endpoint, ...] = ()
         self.faults = list(parse_faults([ENV.get("TRAINMOVER_FAULTS", "")]))
         self.slowness = 1.0
         self.line = socket.socket(socket.AF_UNIX)
@@ -83,15 +88,80 @@ class FakeRank:
                     self.prepare = event
                     if MACHINE in event.machines:
                         self.rank = event.machines.index(MACHINE) * K + SLOT
+                        self.check(event)
                         self.mark(f"link-e{event.epoch}-r{self.rank}", str(os.getpid()))
                 case say.SwitchAborted() if self.prepare and self.prepare.epoch == event.epoch:
                     self.prepare = None
                 case say.MachineFailed():
                     self.dead.add(event.machine)
+                case say.RolesFound():
+                    self.record(event)
+                case say.SandboxPeers():
+                    self.peers = event.endpoints
                 case say.JobCompleted() | say.JobFailed():
                     self.done = True
                 case _:
                     pass
+
+    def check(self, prepare: say.SwitchPrepare) -> None:
+        """What a joiner is told of its rank must fit the set of processes that was chosen."""
+        if self.mode != "sandbox":
+            return
+        mine = next(joiner for joiner in prepare.joiner_ranks if joiner.rank == self.rank)
+        assert self.place(self.rank // K) == ROLE, (self.rank, ROLE)
+        assert {self.stage(rank // K) for rank in mine.sources} == {self.stage(self.rank // K)}
+        assert [row.name for row in mine.groups] == [row.name for row in self.groups()]
+
+    def stage(self, position: int) -> int:
+        return position * self.options.stages // (WORLD // K)
+
+    def place(self, position: int) -> str:
+        stages, stage = self.options.stages, self.stage(position)
+        if stages == 1:
+            return "all"
+        return "first" if stage == 0 else "last" if stage == stages - 1 else "middle"
+
+    def groups(self) -> tuple[say.GroupRow, ...]:
+        stage = self.stage(self.rank // K)
+        alike = [rank for rank in range(WORLD) if self.stage(rank // K) == stage and rank % K == SLOT]
+        return (
+            say.GroupRow(name="default", first=0, count=WORLD),
+            say.GroupRow(name=f"data:{stage}.{SLOT}", ranks=tuple(alike)),
+        )
+
+    def describe(self) -> None:
+        stages, stage = self.options.stages, self.stage(self.rank // K)
+        self.say(
+            say.RankDescribed(
+                machine=MACHINE,
+                incarnation=INCARNATION,
+                slot=SLOT,
+                rank=self.rank,
+                generation=GENERATION,
+                signature=f"{self.place(self.rank // K)}-{SLOT}",
+                state=f"{stage}-{SLOT}",
+                groups=self.groups(),
+                stage=(stage, stages) if stages > 1 else None,
+                bytes=100,
+            )
+        )
+
+    def record(self, found: say.RolesFound) -> None:
+        position = self.rank // K
+        role = next((role for role in found.roles if role.representative == position), None)
+        if role is None:
+            return
+        if role.name == self.options.no_recording:
+            reason = "it would take more than the limit of 1 MB"
+            self.say(say.RecordingFailed(machine=MACHINE, slot=SLOT, generation=GENERATION, reason=reason))
+            return
+        path = Path(ENV["TRAINMOVER_RECORDINGS"]) / f"g{GENERATION}" / role.name / f"slot-{SLOT}"
+        path.mkdir(parents=True, exist_ok=True)
+        self.say(
+            say.RecordingReady(
+                machine=MACHINE, slot=SLOT, generation=GENERATION, path=str(path), steps=2, bytes=1000
+            )
+        )
 
     def mark(self, name: str, text: str) -> None:
         temporary = SHARED / f".{name}.{os.getpid()}"
@@ -117,9 +187,15 @@ class FakeRank:
                 generation=GENERATION,
                 pid=os.getpid(),
                 endpoint=say.Endpoint(host=host, port=port, life=life),
+                role=ROLE,
             )
         )
         if self.mode == "sandbox":
+            if self.options.fail_in_sandbox == ROLE:
+                raise RuntimeError("the recording does not fit")
+            while not self.peers:
+                self.hear(0.05)
+            assert len(self.peers) == K, self.peers
             self.say(
                 say.StandbyParked(
                     machine=MACHINE,
@@ -128,6 +204,7 @@ class FakeRank:
                     generation=GENERATION,
                     shadow_steps=2,
                     seconds={"start": 0.0},
+                    role=ROLE,
                 )
             )
         while not self.done and not self.over():
@@ -219,13 +296,7 @@ class FakeRank:
                 )
             self.spoke_of_start = True
         if ENV["TRAINMOVER_RECORD"] == "1" and index == 1:
-            path = RUN_DIR / "recordings" / f"g{GENERATION}" / f"{MACHINE}-{SLOT}"
-            path.mkdir(parents=True, exist_ok=True)
-            self.say(
-                say.RecordingReady(
-                    machine=MACHINE, slot=SLOT, generation=GENERATION, path=str(path), steps=2, bytes=0
-                )
-            )
+            self.describe()
         self.first = False
 
     # -- going over to a new epoch
@@ -348,6 +419,9 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--hold-at-end", type=float, default=0.0)
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--no-recording", default="")
+    parser.add_argument("--fail-in-sandbox", default="none")
     FakeRank(parser.parse_args()).run()
 
 

@@ -83,6 +83,35 @@ class World:
             )
         )
 
+    async def warm(self, role: str, slots: int = 1) -> None:
+        """Warm the machine in a role, and wait until it is parked."""
+        before = len(self.heard(say.StandbyParked))
+        await self.say(
+            say.StandbyWarm(
+                machine="m0",
+                incarnation=self.agent.incarnation,
+                generation=0,
+                recordings=(str(self.run_dir),) * slots,
+                world_size=3 * slots,
+                ranks_per_machine=slots,
+                positions=(0,) * slots,
+                role=role,
+            )
+        )
+        await self.until(say.StandbyParked, before + slots)
+
+    async def assign(self, role: str) -> None:
+        await self.say(
+            say.StandbyAssigned(
+                incident="i",
+                kind="failure",
+                leaver="m9",
+                joiner="m0",
+                joiner_incarnation=self.agent.incarnation,
+                role=role,
+            )
+        )
+
     async def prepare(self, epoch: int = 1, generation: int = 0) -> None:
         endpoints = tuple(event.endpoint for event in self.heard(say.RankStarted))
         await self.say(
@@ -235,25 +264,111 @@ async def test_a_released_machine_ends_its_ranks(world: World) -> None:
     assert world.heard(say.MachineLeft)[0].reason == "released"
 
 
-async def test_a_spare_parks_and_gets_a_prepare_late(world: World) -> None:
-    """A spare's sandbox ranks park; a prepare that came before a rank connected is still delivered."""
-    await world.prepare(epoch=3)
-    await world.say(
-        say.StandbyWarm(
-            machine="m0",
-            incarnation=world.agent.incarnation,
-            generation=0,
-            recordings=(str(world.run_dir),),
-            world_size=1,
-            ranks_per_machine=1,
-            positions=(0,),
-        )
+JOIN = {
+    "kind": "failure",
+    "generation": 0,
+    "incidents": ("i",),
+    "leavers": ("m9",),
+    "joiners": ("m0",),
+}
+
+
+def joining(epoch: int, machines: tuple[str, ...], slots: int = 1) -> say.SwitchPrepare:
+    """A switch in which m0 takes a seat of a pipeline of three machines."""
+    seat = machines.index("m0")
+    return say.SwitchPrepare(
+        epoch=epoch,
+        machines=machines,
+        ranks_per_machine=slots,
+        endpoints=(),
+        limit_seconds=10.0,
+        joiner_ranks=tuple(
+            say.JoinerRank(
+                rank=seat * slots + slot,
+                groups=(
+                    say.GroupRow(name="default", first=0, count=3 * slots),
+                    say.GroupRow(name=f"data:{seat}.{slot}", ranks=(seat * slots + slot,)),
+                ),
+                sources=(seat * slots + slot,),
+            )
+            for slot in range(slots)
+        ),
+        **JOIN,
     )
-    await world.until(say.StandbyParked)
-    assert world.heard(say.RankStarted)[0].mode == "sandbox"
-    await world.prepare(epoch=4)
-    (prepared,) = await world.until(say.SwitchPrepared)
-    assert prepared.epoch == 4
+
+
+def alive(pid: int) -> bool:
+    """The process runs."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("world", [("--stages", "3")], indirect=True)
+async def test_a_spare_is_promoted_in_the_role_that_is_needed(world: World) -> None:
+    """Each role has processes of its own; only the assigned ones hear of the switch, and the rest end."""
+    for role in ("first", "middle", "last"):
+        await world.warm(role, slots=2)
+    started = world.heard(say.RankStarted)
+    assert sorted((event.role, event.slot, event.mode) for event in started) == [
+        (role, slot, "sandbox") for role in ("first", "last", "middle") for slot in range(2)
+    ]
+    assert {event.role for event in world.heard(say.StandbyParked)} == {"first", "middle", "last"}
+    await world.come_true(lambda: world.beats[-1].ranks == ("running", "running"))
+    await world.assign("middle")
+    machines = ("m8", "m0", "m7")
+    await world.say(joining(2, machines, slots=2))
+    shared = world.run_dir / "fake" / "g0"
+    made = lambda: sorted(path.name for path in shared.glob("link-e2-*"))  # noqa: E731 - a condition
+    await world.come_true(lambda: made() == ["link-e2-r2", "link-e2-r3"])
+    await world.say(say.SwitchCommitted(epoch=2, machines=machines, step=4, **JOIN))
+    for event in started:
+        if event.role != "middle":
+            await world.come_true(lambda pid=event.pid: not alive(pid))
+    assert all(alive(event.pid) for event in started if event.role == "middle")
+    assert not world.heard(say.RankExited), "nobody asks why they ended"
+    await world.come_true(lambda: len(world.beats[-1].ranks) == 2)
+
+
+@pytest.mark.parametrize("world", [("--stages", "3")], indirect=True)
+async def test_an_assignment_may_be_heard_after_the_request_to_prepare(world: World) -> None:
+    """A request to prepare waits for the role to be known, and is delivered once."""
+    await world.warm("middle")
+    await world.say(joining(2, ("m8", "m0", "m7")))
+    links = lambda: list((world.run_dir / "fake" / "g0").glob("link-e2-*"))  # noqa: E731 - a condition
+    await world.warm("last")
+    assert not links()
+    await world.assign("middle")
+    await world.come_true(lambda: bool(links()))
+
+
+async def test_a_spare_whose_rank_dies_in_one_role_says_which(world: World) -> None:
+    """The end of a sandbox rank is told with its role."""
+    await world.warm("all")
+    await world.warm("other")
+    pid = world.heard(say.RankStarted)[1].pid
+    os.kill(pid, signal.SIGKILL)
+    (exited,) = await world.until(say.RankExited)
+    assert (exited.mode, exited.role, exited.pid) == ("sandbox", "other", pid)
+
+
+async def test_a_request_to_warm_that_comes_twice_starts_nothing_new(world: World) -> None:
+    """One set of ranks in a role, however often it is asked for; a newer generation ends the older."""
+    await world.warm("all")
+    (first,) = world.heard(say.RankStarted)
+    (again,) = world.heard(say.StandbyWarm)
+    await world.say(again)
+    await world.say(again.model_copy(update={"generation": 1}))
+    _, second = await world.until(say.RankStarted, 2)
+    assert second.generation == 1
+    assert not psutil.pid_exists(first.pid)
+
+
+async def test_roles_reach_ranks_that_connect_later(world: World) -> None:
+    """Ranks that train hear of the roles, and the representative's records, whenever they connect."""
+    role = say.MachineRole(name="all", seats=(say.SeatRow(first=0),), representative=0)
+    await world.say(say.RolesFound(generation=0, roles=(role,)))
+    await world.launch()
+    (ready,) = await world.until(say.RecordingReady)
+    assert ready.path == str(world.run_dir / "recordings" / "g0" / "all" / "slot-0")
 
 
 async def test_what_is_said_during_an_outage_is_said_later(world: World) -> None:

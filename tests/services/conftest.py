@@ -33,6 +33,8 @@ from trainmover.services.core import (
     probe_id,
     timer_id,
 )
+from trainmover.services.described import Described
+from trainmover.services.roles import find_roles
 from trainmover.services.shell import envelopes_of
 
 JOB = "job"
@@ -68,7 +70,7 @@ def launch(
         world_size=n,
         ranks_per_machine=1,
         generation=generation,
-        record=position < 2,
+        record=True,
     )
 
 
@@ -82,15 +84,21 @@ def left(machine: str, life: str = "a", reason: str = "stopped") -> say.MachineL
     return say.MachineLeft(machine=machine, incarnation=life, reason=reason)
 
 
-def endpoint(machine: str, slot: int = 0, life: str = "a") -> say.Endpoint:
+def endpoint(machine: str, slot: int = 0, life: str = "a", role: str = "") -> say.Endpoint:
     """Where a rank listens."""
-    return say.Endpoint(host="127.0.0.1", port=1000 + slot, life=f"{machine}-{life}-{slot}")
+    return say.Endpoint(host="127.0.0.1", port=1000 + slot, life=f"{machine}-{life}-{slot}{role}")
 
 
 def up(
-    machine: str, slot: int = 0, life: str = "a", mode: Any = "live", generation: int = 1
+    machine: str,
+    slot: int = 0,
+    life: str = "a",
+    mode: Any = "live",
+    generation: int = 1,
+    role: str | None = None,
 ) -> say.RankStarted:
-    """A rank's process is up."""
+    """A rank's process is up; one in the sandbox in some role."""
+    role = ("all" if mode == "sandbox" else "") if role is None else role
     return say.RankStarted(
         machine=machine,
         incarnation=life,
@@ -98,8 +106,80 @@ def up(
         mode=mode,
         generation=generation,
         pid=1,
-        endpoint=endpoint(machine, slot, life),
+        endpoint=endpoint(machine, slot, life, role),
+        role=role,
     )
+
+
+def described(
+    machine: str,
+    rank: int,
+    *,
+    slots: int = 1,
+    generation: int = 1,
+    kind: str = "x",
+    state: str | None = None,
+    stage: tuple[int, int] | None = None,
+    groups: Iterable[say.GroupRow] = (),
+) -> say.RankDescribed:
+    """A rank says what it is: one of a kind, with the state of the others of its kind in its slot."""
+    return say.RankDescribed(
+        machine=machine,
+        incarnation="a",
+        slot=rank % slots,
+        rank=rank,
+        generation=generation,
+        signature=f"{kind}-{rank % slots}",
+        state=state or f"{kind}-{rank % slots}",
+        stage=stage,
+        groups=tuple(groups),
+    )
+
+
+def all_described(
+    machines: Iterable[str] | int = 3,
+    kinds: Iterable[str] = (),
+    *,
+    slots: int = 1,
+    generation: int = 1,
+    groups: Callable[[int], Iterable[say.GroupRow]] | None = None,
+) -> list[say.RankDescribed]:
+    """All ranks say what they are; ``kinds`` by seat, all of one without."""
+    names = [f"m{seat}" for seat in range(machines)] if isinstance(machines, int) else list(machines)
+    of = list(kinds) or ["x"] * len(names)
+    world = say.GroupRow(name="default", first=0, count=len(names) * slots)
+    return [
+        described(
+            name,
+            seat * slots + slot,
+            slots=slots,
+            generation=generation,
+            kind=of[seat],
+            groups=(world,) if groups is None else groups(seat * slots + slot),
+        )
+        for seat, name in enumerate(names)
+        for slot in range(slots)
+    ]
+
+
+def found(
+    machines: int = 3, kinds: Iterable[str] = (), *, generation: int = 1, slots: int = 1
+) -> say.RolesFound:
+    """The roles that follow from the kinds of seats."""
+    told = Described()
+    for event in all_described(machines, kinds, slots=slots, generation=generation):
+        told.note(event)
+    return find_roles(told, machines, slots, generation)
+
+
+def ready(machines: int = 3, *, slots: int = 1, generation: int = 1, epoch: int = 1) -> list[say.Event]:
+    """Everything that must be known before a machine can be replaced: one role, recorded by m1."""
+    return [
+        started(generation, epoch),
+        *all_described(machines, slots=slots, generation=generation),
+        found(machines, generation=generation, slots=slots),
+        *(recorded("m1", slot, generation) for slot in range(slots)),
+    ]
 
 
 def exited(
@@ -146,15 +226,33 @@ def recorded(machine: str, slot: int = 0, generation: int = 1) -> say.RecordingR
     )
 
 
-def parked(machine: str, slot: int = 0, life: str = "a", generation: int = 1) -> say.StandbyParked:
-    """A slot of a spare is warm."""
+def parked(
+    machine: str, slot: int = 0, life: str = "a", generation: int = 1, role: str = "all"
+) -> say.StandbyParked:
+    """A slot of a spare is warm in a role."""
     return say.StandbyParked(
-        machine=machine, incarnation=life, slot=slot, generation=generation, shadow_steps=2, seconds={}
+        machine=machine,
+        incarnation=life,
+        slot=slot,
+        generation=generation,
+        shadow_steps=2,
+        seconds={},
+        role=role,
     )
 
 
+def unrecorded(machine: str, slot: int = 0, generation: int = 1) -> say.RecordingFailed:
+    """A recording will never be on disk."""
+    return say.RecordingFailed(machine=machine, slot=slot, generation=generation, reason="too large")
+
+
 def assigned(
-    leaver: str, joiner: str, incident: str = "inc-1", kind: Any = "failure", generation: int = 1
+    leaver: str,
+    joiner: str,
+    incident: str = "inc-1",
+    kind: Any = "failure",
+    generation: int = 1,
+    role: str = "all",
 ) -> say.StandbyAssigned:
     """A spare takes a seat."""
     return say.StandbyAssigned(
@@ -164,6 +262,7 @@ def assigned(
         joiner=joiner,
         joiner_incarnation="a",
         generation=generation,
+        role=role,
     )
 
 
@@ -328,7 +427,7 @@ class Machine:
     alive: bool = True
     frozen: bool = False
     generation: int = 0
-    record: bool = False
+    roles: set[str] = field(default_factory=set)
 
     @property
     def well(self) -> bool:
@@ -347,6 +446,8 @@ class Plant:
     start_seconds: float = 0.3
     lease_seconds: float = 1.3
     warm_steps: int = 2
+    stages: int = 1
+    unrecorded: set[str] = field(default_factory=set)
     machines: dict[str, Machine] = field(default_factory=dict)
     layout: tuple[str, ...] = ()
     epoch: int = 0
@@ -427,9 +528,11 @@ class Plant:
         match event:
             case say.MachineLaunch() if mine and machine is not None:
                 self._launch(machine, event)
-            case say.StandbyWarm() if mine and machine is not None and machine.generation < event.generation:
-                machine.generation = event.generation
-                self.later(self.start_seconds, lambda: self._warm(machine, event.generation))
+            case say.StandbyWarm() if mine and machine is not None:
+                self._sandbox(machine, event)
+            case say.RolesFound() if event.generation == self.generation:
+                for role in event.roles:
+                    self.later(0.05, lambda role=role: self._record(role, event.generation))  # type: ignore[misc]
             case say.MachineFailed() if mine and machine is not None and machine.alive:
                 machine.alive = False
                 self.publish(left(machine.name, machine.life, "fenced"), machine.name)
@@ -452,20 +555,62 @@ class Plant:
             self.generation, self.layout, self.step = event.generation, (), 0
             self.prepares.clear()
         if machine.generation < event.generation:
-            machine.generation, machine.record = event.generation, event.record
+            machine.generation = event.generation
             self.later(self.start_seconds, lambda: self._ranks_up(machine, event.generation, "live"))
 
-    def _ranks_up(self, machine: Machine, generation: int, mode: str) -> bool:
+    def _ranks_up(self, machine: Machine, generation: int, mode: str, role: str = "") -> bool:
         if not machine.well or machine.generation != generation:
             return False
         for slot in range(self.slots):
-            self.publish(up(machine.name, slot, machine.life, mode, generation), machine.name)
+            self.publish(up(machine.name, slot, machine.life, mode, generation, role), machine.name)
         return True
 
-    def _warm(self, machine: Machine, generation: int) -> None:
-        if self._ranks_up(machine, generation, "sandbox"):
+    def _sandbox(self, machine: Machine, event: say.StandbyWarm) -> None:
+        if machine.generation < event.generation:
+            machine.generation, machine.roles = event.generation, set()
+        if machine.generation == event.generation and event.role not in machine.roles:
+            machine.roles.add(event.role)
+            self.later(self.start_seconds, lambda: self._warm(machine, event.generation, event.role))
+
+    def _warm(self, machine: Machine, generation: int, role: str) -> None:
+        if self._ranks_up(machine, generation, "sandbox", role):
             for slot in range(self.slots):
-                self.publish(parked(machine.name, slot, machine.life, generation), machine.name)
+                self.publish(parked(machine.name, slot, machine.life, generation, role), machine.name)
+
+    def _describe(self) -> None:
+        """Stages fill seats in blocks; in a stage the ranks in one slot are replicas."""
+        count = len(self.layout)
+        for seat, name in enumerate(self.layout):
+            stage = seat * self.stages // count
+            place = "first" if stage == 0 else "last" if stage == self.stages - 1 else "middle"
+            seats = [other for other in range(count) if other * self.stages // count == stage]
+            for slot in range(self.slots):
+                rank = seat * self.slots + slot
+                row = say.GroupRow(
+                    name=f"data:{stage}:{slot}",
+                    first=seats[0] * self.slots + slot,
+                    stride=self.slots,
+                    count=len(seats),
+                )
+                event = described(
+                    name,
+                    rank,
+                    slots=self.slots,
+                    generation=self.generation,
+                    kind=place,
+                    state=f"{stage}-{slot}",
+                    stage=(stage, self.stages) if self.stages > 1 else None,
+                    groups=(say.GroupRow(name="default", first=0, count=count * self.slots), row),
+                )
+                self.publish(event, name)
+
+    def _record(self, role: say.MachineRole, generation: int) -> None:
+        if generation != self.generation or not self.layout:
+            return
+        machine = self.machines[self.layout[role.representative]]
+        for slot in range(self.slots if machine.well else 0):
+            say_it = unrecorded if role.name in self.unrecorded else recorded
+            self.publish(say_it(machine.name, slot, generation), machine.name)
 
     def _prepare(self, event: say.SwitchPrepare) -> None:
         if event.epoch in self.ready or event.epoch <= self.epoch or event.generation != self.generation:
@@ -513,10 +658,7 @@ class Plant:
             self.publish(say.TrainingResumed(epoch=self.epoch, step=self.step), zero)
         self.fresh = False
         if self.step == self.warm_steps:
-            for name in self.layout:
-                if self.machines[name].record:
-                    for slot in range(self.slots):
-                        self.publish(recorded(name, slot, self.generation), name)
+            self._describe()
         if self.step == self.steps:
             for rank in range(len(self.layout) * self.slots):
                 self.publish(finished(rank, self.layout[rank // self.slots]), self.layout[rank // self.slots])
@@ -543,6 +685,7 @@ class World:
         steps: int = 60,
         replenish: bool = True,
         cores: dict[str, Callable[[], Core]] | None = None,
+        stages: int = 1,
         **more: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -557,7 +700,7 @@ class World:
         self.timers: dict[tuple[str, str], float] = {}
         factories = cores or {name: service.core for name, service in SERVICES.items()}
         self.cores: dict[str, Core] = {name: factory() for name, factory in factories.items()}
-        self.plant = Plant(self.later, self._said, slots=slots, steps=steps)
+        self.plant = Plant(self.later, self._said, slots=slots, steps=steps, stages=stages)
         self.next_name = machines + (standbys if spares is None else spares)
         self.publish(self.envelope(submitted(machines, slots, standbys, **more), "driver"))
         for index in range(self.next_name):

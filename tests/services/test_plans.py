@@ -9,8 +9,9 @@ import pytest
 
 from tests.steps import steps_of
 from trainmover.events import catalogue as say
+from trainmover.services.described import Described
 from trainmover.services.planner import PlannerCore
-from trainmover.services.plans import SOURCES, WHOLE, groups_in
+from trainmover.services.plans import SOURCES, WHOLE
 from trainmover.services.switcher import SwitcherCore
 from trainmover.topology import Grid, Groups, Layout, links_at
 
@@ -18,10 +19,12 @@ Kit = SimpleNamespace
 SLOTS = 64
 
 
-def grid(replicas: int) -> say.GroupGrid:
+def rows(replicas: int, rank: int) -> tuple[say.GroupRow, ...]:
     """Data and tensor groups: a tensor group fills a machine."""
-    return say.GroupGrid(
-        dims=(say.GridDim(name="data", size=replicas), say.GridDim(name="tensor", size=SLOTS)),
+    seat, slot = divmod(rank, SLOTS)
+    return (
+        say.GroupRow(name=f"data:{slot}", first=slot, stride=SLOTS, count=replicas),
+        say.GroupRow(name=f"tensor:{seat * SLOTS}", first=seat * SLOTS, count=SLOTS),
     )
 
 
@@ -33,7 +36,8 @@ def training(kit: Kit, machines: int) -> Any:
     bench.hear(*(kit.up(name, slot) for name in names for slot in range(SLOTS)))
     assert bench.said[-1].type == "plan.ready"
     bench.hear(kit.committed(1, names, kind="start"))
-    bench.hear(say.TrainingStarted(generation=1, epoch=1, step=1, groups={}, grids=(grid(machines),)))
+    bench.hear(kit.started(), kit.found(machines, slots=SLOTS))
+    bench.hear(*kit.all_described(machines, slots=SLOTS, groups=lambda rank: rows(machines, rank)))
     bench.hear(*(kit.recorded("m1", slot) for slot in range(SLOTS)))
     return bench
 
@@ -64,22 +68,27 @@ def test_a_large_job_plans_with_the_endpoints_that_are_new(kit: Kit) -> None:
         (link.group, link.low, link.high) for link in links
     }
     ends = {rank for link in links for rank in (link.low, link.high)}
-    assert plan.endpoint_ranks == tuple(sorted({*ends, *range(SOURCES)}))
+    sources = {rank for joiner in plan.joiner_ranks for rank in joiner.sources}
+    assert plan.endpoint_ranks == tuple(sorted({*ends, *sources}))
     layout = Layout(plan.epoch, plan.machines, SLOTS)
     for rank, endpoint in zip(plan.endpoint_ranks, plan.endpoints, strict=True):
-        assert endpoint == kit.endpoint(layout.machine_of(rank), rank % SLOTS)
+        role = "all" if rank in mine else ""
+        assert endpoint == kit.endpoint(layout.machine_of(rank), rank % SLOTS, role=role)
     assert plan.links_total == groups.links_total(LARGE * SLOTS, SLOTS)
     assert say.PlanReady.model_validate(plan.model_dump()) == plan, "what was not checked again is right"
 
 
-def test_sources_of_state_are_ranks_that_stay(kit: Kit) -> None:
-    """When the lowest machine is the one that changes, the sources are the lowest ranks after it."""
+def test_joiners_are_told_their_groups_and_sources(kit: Kit) -> None:
+    """Each rank of a joiner: its groups, and replicas that stay, the guardian first, others near it."""
     bench = training(kit, LARGE)
     change(kit, bench, 0)
     bench.hear(bench.assignment)
     plan = bench.said[-1]
-    assert set(range(SLOTS + SOURCES)) <= set(plan.endpoint_ranks)
-    assert plan.endpoints[SLOTS] == kit.endpoint("m1", 0)
+    assert [joiner.rank for joiner in plan.joiner_ranks] == list(range(SLOTS))
+    for joiner in plan.joiner_ranks:
+        assert joiner.groups == rows(LARGE, joiner.rank)
+        assert joiner.sources == tuple(joiner.rank + SLOTS * seat for seat in range(1, 1 + SOURCES))
+        assert set(joiner.sources) <= set(plan.endpoint_ranks)
 
 
 def test_a_small_job_plans_with_all_endpoints(kit: Kit) -> None:
@@ -91,7 +100,7 @@ def test_a_small_job_plans_with_all_endpoints(kit: Kit) -> None:
     bench.hear(bench.assignment)
     plan = bench.said[-1]
     assert (len(plan.endpoints), plan.endpoint_ranks) == (WHOLE, ())
-    assert plan.endpoints[9 * SLOTS] == kit.endpoint("s0", 0)
+    assert plan.endpoints[9 * SLOTS] == kit.endpoint("s0", 0, role="all")
     assert plan.endpoints[10 * SLOTS] == kit.endpoint("m10", 0)
 
 
@@ -127,17 +136,16 @@ def test_the_switcher_hands_on_which_ranks_are_meant(kit: Kit) -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        say.GroupGrid(dims=()),
-        say.GroupGrid(dims=(say.GridDim(name="a", size=5),)),
-        say.GroupGrid(dims=(say.GridDim(name="a", size=2),), first=3),
-        say.GroupGrid(dims=(say.GridDim(name="a", size=2),), axes=(("b",),)),
-        say.GroupGrid(dims=(say.GridDim(name="a" * 127, size=2),)),
-        say.GroupGrid(dims=(say.GridDim(name="data", size=2),)),
+        say.GroupRow(name="odd"),
+        say.GroupRow(name="odd", first=2, count=3),
+        say.GroupRow(name="odd", ranks=(0, 4)),
+        say.GroupRow(name="odd", ranks=(1, 1)),
+        say.GroupRow(name="data", ranks=(3, 1)),
     ],
 )
-def test_what_a_rank_says_is_not_trusted_to_fit(told: say.GroupGrid) -> None:
-    """Grids that cannot be, or take another's name, and lists of ranks that are not there are left out."""
-    good = say.GroupGrid(dims=(say.GridDim(name="data", size=4),))
-    lists = {"x": (0, 3), "y": (0, 4), "z": (1, 1), "data:0": (0, 1)}
-    event = say.TrainingStarted(generation=1, epoch=1, step=1, groups=lists, grids=(good, told))
-    assert dict(groups_in(event, 4)) == {"x": (0, 3), "data:0": (0, 1, 2, 3)}
+def test_what_a_rank_says_is_not_trusted_to_fit(kit: Kit, told: say.GroupRow) -> None:
+    """Groups of ranks that are not there, or twice, are left out; a name is what its lowest rank says."""
+    described = Described()
+    described.note(kit.described("m1", 1, groups=(told, say.GroupRow(name="list", ranks=(3, 1)))))
+    described.note(kit.described("m0", 0, groups=(say.GroupRow(name="data", stride=2, count=2),)))
+    assert dict(described.groups(4)) == {"data": (0, 2), "list": (3, 1)}

@@ -105,11 +105,11 @@ def test_endpoints_of_a_machine_that_is_up(kit: Kit) -> None:
     for event in (kit.submitted(slots=2), kit.joined("m0", slots=2), kit.launch("m0", 0)):
         roster.note(event)
     fleet.note(kit.up("m0", 1))
-    assert fleet.of(("m0", "a")) is None
+    assert fleet.of(("m0", "a"), 0) is None
     fleet.note(kit.up("m0", 0))
-    assert fleet.of(("m0", "a")) == [kit.endpoint("m0", 0), kit.endpoint("m0", 1)]
-    assert fleet.at(("m0", "a"), 1) == kit.endpoint("m0", 1)
-    assert fleet.all_up(joiners=[("m0", "a")])
+    assert fleet.of(("m0", "a"), 0) == [kit.endpoint("m0", 0), kit.endpoint("m0", 1)]
+    assert fleet.at(("m0", "a"), 0, 1) == kit.endpoint("m0", 1)
+    assert fleet.all_up(joiners={0: ("m0", "a")})
     roster.note(kit.failed("m0"))
-    assert fleet.of(("m0", "a")) is None
-    assert not fleet.all_up(joiners=[("m0", "a")])
+    assert fleet.of(("m0", "a"), 0) is None
+    assert not fleet.all_up(joiners={0: ("m0", "a")})

@@ -34,9 +34,7 @@ def start(kit: Kit, machines: int, spares: int = 2) -> list[say.Event]:
         *(kit.joined(name) for name in (*names, *extra)),
         *(kit.launch(name, seat, n=machines) for seat, name in enumerate(names)),
         kit.committed(1, names, kind="start"),
-        kit.started(),
-        kit.recorded("m0"),
-        kit.recorded("m1"),
+        *kit.ready(machines),
         *(kit.parked(name) for name in extra),
     ]
 
@@ -47,10 +45,10 @@ def test_the_start_takes_steps_in_proportion_to_the_machines(kit: Kit) -> None:
     for machines in (100, 200, 800):
         bench, events = kit.Bench(StandbyCore()), start(kit, machines)
         costs[machines] = steps_of(lambda bench=bench, events=events: bench.hear(*events))  # type: ignore[misc]
-        assert [event.machine for event in bench.said] == ["s0", "s1"]
+        assert [event.machine for event in bench.said[1:]] == ["s0", "s1"]
         assert sum(spare.state is Spare.MEMBER for spare in bench.core.spares.values()) == machines
     assert costs[800] - costs[200] <= 1.1 * 6 * (costs[200] - costs[100])
-    assert costs[800] <= 600 * 800
+    assert costs[800] <= 850 * 800
 
 
 def test_an_event_in_training_costs_the_same_in_every_job(kit: Kit) -> None:

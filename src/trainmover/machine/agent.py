@@ -1,14 +1,17 @@
 """The machine program: it joins a job, runs what the job wants here, and ends when it must.
 
 What lives here: what each event on the bus means for this machine, and what this machine says.
-What never lives here: processes (``ranks``), the socket (``rank_socket``), figures (``vitals``).
+What never lives here: processes (``ranks``), what they are told (``relay``), the socket
+(``rank_socket``), figures (``vitals``).
 
 The rules of the file:
 
 - It obeys what names this machine *and this life of it* (its incarnation).  Layouts name machines
   only, so switch events count from the moment this life has heard itself join.
 - Between bus and ranks it is a relay: what ranks say goes out as it is, and the few bus events that
-  ranks need go in.  A rank that connects late still gets the ``switch.prepare`` that is open.
+  ranks need go in.
+- A spare has a set of ranks for each role that it is warm in.  When it takes a seat, one of them is
+  promoted and the others end.
 - A machine that is declared dead kills its ranks before anything else, however it learns of it:
   at once, or out of the log after having been frozen for a minute.
 - When the bus is away, ranks go on; what there is to say waits in the bus port.
@@ -37,6 +40,7 @@ from trainmover.machine import environment
 from trainmover.machine.children import Exit
 from trainmover.machine.rank_socket import RankLine, RankSocket
 from trainmover.machine.ranks import Rank, Ranks
+from trainmover.machine.relay import Relay
 from trainmover.machine.vitals import GpuVitals, ProcessVitals
 
 BEAT_SECONDS: Final = 0.25
@@ -51,7 +55,7 @@ Ending = Literal["completed", "job failed", "fenced", "released", "stopped"]
 EXITS: Final[dict[Ending, int]] = {"completed": 0, "released": 0, "stopped": 0, "job failed": 1, "fenced": 3}
 """Exit code of the program by how its life ended."""
 
-AREAS: Final = ("job", "machine", "move", "standby", "switch")
+AREAS: Final = ("job", "machine", "move", "roles", "standby", "switch")
 
 log = logging.getLogger("trainmover.machine")
 
@@ -87,7 +91,7 @@ class Agent:
         self._job: say.JobSubmitted | None = None
         self._waiting: list[Envelope] = []
         self._joined = False
-        self._prepare: say.SwitchPrepare | None = None
+        self._relay = Relay(config.name, self._ranks)
         self._said = 0
         self._outbox: asyncio.Queue[Envelope] = asyncio.Queue()
         self._stop = asyncio.Event()
@@ -95,7 +99,9 @@ class Agent:
             say.JobSubmitted: self._on_submitted,
             say.MachineJoined: self._on_joined,
             say.MachineLaunch: self._on_launch,
+            say.RolesFound: self._on_roles,
             say.StandbyWarm: self._on_warm,
+            say.StandbyAssigned: self._on_assigned,
             say.MachineFailed: self._on_failed,
             say.MoveRequested: self._on_move,
             say.SwitchPrepare: self._on_prepare,
@@ -181,18 +187,33 @@ class Agent:
         if job is not None:
             log.info("launching generation %d at position %d", event.generation, event.position)
             environments = environment.live(self._seat(), job, event)
-            await self._replace_ranks(job, "live", event.generation, environments)
+            await self._end_ranks()
+            await self._start_ranks(job, "live", event.generation, environments)
+
+    async def _on_roles(self, event: say.RolesFound) -> None:
+        self._relay.roles(event)
 
     async def _on_warm(self, event: say.StandbyWarm) -> None:
-        if not self._is_me(event) or any(
-            rank.generation >= event.generation and rank.child.exit is None for rank in self._ranks
-        ):
+        newest = max((rank.generation for rank in self._ranks), default=-1)
+        there = any(
+            rank.role == event.role or rank.mode == "live"
+            for rank in self._ranks
+            if newest == event.generation
+        )
+        if not self._is_me(event) or newest > event.generation or there:
             return
         job = self._described(event)
-        if job is not None:
-            log.info("warming up as a standby for generation %d", event.generation)
-            environments = environment.sandbox(self._seat(), job, event)
-            await self._replace_ranks(job, "sandbox", event.generation, environments)
+        if job is None:
+            return
+        log.info("warming up as a standby in the role %s, generation %d", event.role, event.generation)
+        if newest < event.generation:
+            await self._end_ranks()
+        environments = environment.sandbox(self._seat(), job, event)
+        await self._start_ranks(job, "sandbox", event.generation, environments, event.role)
+
+    async def _on_assigned(self, event: say.StandbyAssigned) -> None:
+        if (event.joiner, event.joiner_incarnation) == (self.config.name, self.incarnation):
+            self._relay.assigned(event)
 
     async def _on_failed(self, event: say.MachineFailed) -> Ending | None:
         if self._is_me(event):
@@ -210,23 +231,19 @@ class Agent:
     async def _on_prepare(self, event: say.SwitchPrepare) -> None:
         if not self._joined or self.config.name not in (*event.machines, *event.leavers):
             return
-        self._prepare = event
         if self.config.name in event.machines:
             self._ranks.come_forward()
-        for rank in self._ranks:
-            self._pass_prepare(rank)
+        self._relay.prepare(event)
 
     async def _on_aborted(self, event: say.SwitchAborted) -> None:
-        if self._prepare is not None and self._prepare.epoch == event.epoch:
-            self._prepare = None
-        self._ranks.send(event)
+        self._relay.over(event)
 
     async def _on_committed(self, event: say.SwitchCommitted) -> Ending | None:
         if not self._joined:
             return None
-        if self._prepare is not None and self._prepare.epoch <= event.epoch:
-            self._prepare = None
-        self._ranks.send(event)
+        self._relay.over(event)
+        if self.config.name in event.joiners and self._relay.role:
+            await self._ranks.end_others(self._relay.role)
         if self.config.name not in event.leavers:
             return None
         log.info("released: epoch %d goes on without this machine", event.epoch)
@@ -252,7 +269,7 @@ class Agent:
         rank = self._ranks.of(line.pid)
         if rank is not None:
             rank.line = line
-            self._pass_prepare(rank)
+            self._relay.connected(rank)
 
     def _rank_said(self, line: RankLine, event: say.Event) -> None:
         rank = self._ranks.of(line.pid)
@@ -263,6 +280,8 @@ class Agent:
         rank.note(event)
         if not isinstance(event, say.RankExited):
             self._say(event, source=f"machine/{self.config.name}/{rank.slot}")
+        if isinstance(event, say.RankStarted):
+            self._relay.started(rank)
 
     def _rank_broke(self, complaint: str) -> None:
         log.error("%s; its connection is closed", complaint)
@@ -274,19 +293,24 @@ class Agent:
 
     # -- what this machine does
 
-    async def _replace_ranks(
+    async def _end_ranks(self) -> None:
+        await self._ranks.end(0.0)
+        self._relay.forget()
+
+    async def _start_ranks(
         self,
         job: say.JobSubmitted,
         mode: say.RankMode,
         generation: int,
         environments: list[dict[str, str]],
+        role: str = "",
     ) -> None:
-        await self._ranks.end(0.0)
-        self._prepare = None
         logs = Path(job.run_dir) / "logs"
         command = [job.python, job.script, *job.args]
         try:
-            self._ranks.start(environments, command, mode=mode, generation=generation, cwd=job.cwd, logs=logs)
+            self._ranks.start(
+                environments, command, mode=mode, generation=generation, cwd=job.cwd, logs=logs, role=role
+            )
         except OSError as error:
             await self._ranks.end(0.0)
             failed = say.RankExited(
@@ -299,17 +323,10 @@ class Agent:
                 code=1,
                 signal=None,
                 error=f"{self.config.name} cannot start its ranks: {error}",
+                role=role,
             )
             log.error("%s", failed.error)
             self._say(failed)
-
-    def _pass_prepare(self, rank: Rank) -> None:
-        prepare = self._prepare
-        if prepare is None or rank.line is None or rank.generation != prepare.generation:
-            return
-        # A spare that shares its name with an old leaver has no part in that switch.
-        if rank.mode == "live" or self.config.name in prepare.machines:
-            rank.line.send(prepare)
 
     def _seat(self) -> environment.Seat:
         return environment.Seat(
@@ -365,7 +382,7 @@ class Agent:
                 machine=self.config.name,
                 incarnation=self.incarnation,
                 sequence=sequence,
-                ranks=tuple(rank.state(readings.get(rank.child.pid)) for rank in self._ranks),
+                ranks=self._ranks.states(readings),
                 step=max((rank.step for rank in self._ranks), default=0),
                 cpu_percent=sum(reading.cpu_percent for reading in readings.values()),
                 rss_bytes=sum(reading.rss_bytes for reading in readings.values()),

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainmover.events.catalogue import JobSubmitted, MachineLaunch, StandbyWarm
 from trainmover.faults import faults_of
@@ -64,6 +65,8 @@ def sandbox(seat: Seat, job: JobSubmitted, warm: StandbyWarm) -> list[dict[str, 
             "TRAINMOVER_GENERATION": str(warm.generation),
             "TRAINMOVER_RECORD": "0",
             "TRAINMOVER_RECORDING": recording,
+            "TRAINMOVER_ROLE": warm.role,
+            "TRAINMOVER_PARK": warm.memory,
         }
         for slot, (recording, position) in enumerate(zip(warm.recordings, warm.positions, strict=True))
     ]
@@ -115,5 +118,7 @@ def _common(
         "TRAINMOVER_RUN_DIR": job.run_dir,
         "TRAINMOVER_RANKS_PER_MACHINE": str(ranks_per_machine),
         "TRAINMOVER_WARMUP_STEPS": str(job.warmup_steps),
+        "TRAINMOVER_RECORDINGS": job.recordings or str(Path(job.run_dir) / "recordings"),
+        "TRAINMOVER_RECORDING_LIMIT": str(job.recording_limit_bytes),
         "TRAINMOVER_FAULTS": ";".join(str(spec) for spec in faults_of(seat.machine, job.faults)),
     }

@@ -3,6 +3,9 @@
 What lives here: what a machine program knows of each of its ranks, and how their ends are told.
 What never lives here: the bus and what its events mean (``agent``).
 
+A machine has one *set* of ranks, one in each slot; a spare has one set for each role that it is warm
+in, until it takes a seat.
+
 An end that was asked for is nobody's news.  Any other is reported once, with the words of the rank
 itself (a rank that raises says ``rank.exited`` on its socket before it goes) or else the last lines
 of its log, because the operator reads that text first.
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainmover.events.catalogue import (
+    Endpoint,
     Event,
     RankExited,
     RankFinished,
@@ -30,6 +34,9 @@ from trainmover.machine.children import Child, Exit, may_come_forward
 from trainmover.machine.environment import complete
 from trainmover.machine.rank_socket import RankLine
 from trainmover.machine.vitals import RankState, Reading
+
+BY_WEIGHT: Sequence[RankState] = ("running", "starting", "stopped", "exited")
+"""States of a rank process, the worst last."""
 
 ERROR_CHARACTERS = 4000
 LAST_WORDS_SECONDS = 0.2
@@ -46,8 +53,10 @@ class Rank:
         mode: sandbox until it has adopted its first epoch.
         generation: the start from nothing that it belongs to.
         child: the process.
+        role: what it is warm in; empty for a rank that was launched.
+        endpoint: where it listens, once it said so.
         line: its connection; None until it has connected.
-        started: it said that it is up.
+        prepared: the last epoch that it was asked to prepare.
         finished: it said that it has done all its steps.
         asked: its end was asked for.
         words: what it said of its own end.
@@ -58,8 +67,10 @@ class Rank:
     mode: RankMode
     generation: int
     child: Child
+    role: str = ""
+    endpoint: Endpoint | None = None
     line: RankLine | None = None
-    started: bool = False
+    prepared: int = 0
     finished: bool = False
     asked: bool = False
     words: str = ""
@@ -69,7 +80,7 @@ class Rank:
         """Remember what one of its own events says of it."""
         match event:
             case RankStarted():
-                self.started = True
+                self.endpoint = event.endpoint
             case RankFinished():
                 self.finished = True
             case RankExited():
@@ -81,13 +92,18 @@ class Rank:
             case _:
                 pass
 
+    def send(self, event: Event) -> None:
+        """Give it an event, if it is connected."""
+        if self.line is not None:
+            self.line.send(event)
+
     def state(self, reading: Reading | None) -> RankState:
         """Its state for a heartbeat."""
         if self.child.exit is not None or reading is None or reading.state == "exited":
             return "exited"
         if reading.state == "stopped":
             return "stopped"
-        return "running" if self.started else "starting"
+        return "running" if self.endpoint is not None else "starting"
 
     def error(self, ended: Exit) -> str:
         """Why it ended, as far as it or its log says."""
@@ -109,11 +125,12 @@ class Rank:
             code=ended.code,
             signal=ended.signal,
             error=self.error(ended),
+            role=self.role,
         )
 
 
 class Ranks:
-    """All ranks of this machine; at most one set of one generation at a time.
+    """All ranks of this machine: one set, or of a spare one for each role; all of one generation.
 
     Args:
         machine: name of the machine, for logs.
@@ -136,6 +153,18 @@ class Ranks:
         """The rank with this process id."""
         return next((rank for rank in self._ranks if rank.child.pid == pid), None)
 
+    def of_role(self, role: str) -> list[Rank]:
+        """The set of ranks that is warm in this role, by slot."""
+        return [rank for rank in self._ranks if rank.role == role]
+
+    def states(self, readings: Mapping[int, Reading]) -> tuple[RankState, ...]:
+        """State of each slot: of several processes in one slot, the worst."""
+        worst: dict[int, RankState] = {}
+        for rank in self._ranks:
+            state = rank.state(readings.get(rank.child.pid))
+            worst[rank.slot] = max(state, worst.get(rank.slot, state), key=BY_WEIGHT.index)
+        return tuple(worst[slot] for slot in sorted(worst))
+
     def start(
         self,
         environments: Sequence[Mapping[str, str]],
@@ -145,24 +174,26 @@ class Ranks:
         generation: int,
         cwd: str,
         logs: Path,
+        role: str = "",
     ) -> None:
-        """Start one rank per environment; the ones before must have been ended.
+        """Start a set, one rank per environment; other sets may only be of other roles.
 
         Raises:
             OSError: a process cannot be started (a missing folder, no memory).
         """
-        if self._ranks:
-            raise RuntimeError(f"{self._machine} has ranks already")
+        if any(rank.role == role or not role for rank in self._ranks):
+            raise RuntimeError(f"{self._machine} has ranks already{f' in the role {role}' if role else ''}")
+        suffix = f"-{role}" if role else ""
         for slot, own in enumerate(environments):
             child = Child.start(
-                f"{self._machine} slot {slot}",
+                f"{self._machine} slot {slot}{f' ({role})' if role else ''}",
                 command,
                 env=complete(own),
                 cwd=cwd,
-                log=logs / f"{self._machine}-{slot}.log",
+                log=logs / f"{self._machine}-{slot}{suffix}.log",
                 priority="idle" if mode == "sandbox" and may_come_forward() else "normal",
             )
-            rank = Rank(slot, mode, generation, child)
+            rank = Rank(slot, mode, generation, child, role)
             self._ranks.append(rank)
             watch = asyncio.ensure_future(self._watch(rank))
             self._watches.add(watch)
@@ -197,11 +228,23 @@ class Ranks:
         """SIGTERM, after ``patience`` seconds SIGKILL; with 0 SIGKILL at once.  None is left."""
         if patience <= 0:
             self.kill()
-        for rank in self._ranks:
-            rank.asked = True
-        await asyncio.gather(*(rank.child.end(patience) for rank in self._ranks))
+        await self._end(self._ranks, patience)
         await asyncio.gather(*self._watches)
-        self._ranks.clear()
+
+    async def end_others(self, role: str) -> None:
+        """SIGKILL the sandbox ranks of all roles but this one: nobody needs them any more."""
+        others = [rank for rank in self._ranks if rank.mode == "sandbox" and rank.role != role]
+        for rank in others:
+            rank.asked = True
+            rank.child.kill()
+        await self._end(others, 0.0)
+
+    async def _end(self, ranks: Sequence[Rank], patience: float) -> None:
+        for rank in ranks:
+            rank.asked = True
+        await asyncio.gather(*(rank.child.end(patience) for rank in ranks))
+        gone = set(map(id, ranks))
+        self._ranks = [rank for rank in self._ranks if id(rank) not in gone]
 
     async def _watch(self, rank: Rank) -> None:
         ended = await rank.child.exited()

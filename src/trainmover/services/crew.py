@@ -19,9 +19,22 @@ def first_crew(roster: Roster) -> tuple[Life, ...]:
 
 
 def nothing_to_keep(roster: Roster) -> bool:
-    """A member is lost, and so is the state (or there was none worth a recovery yet)."""
+    """A member is lost, and so is the state (or there was none worth a recovery yet).
+
+    A role whose representative was lost before its recording was whole can never be warmed.  That
+    happens in the seconds after the first steps, so starting again costs less than a hold.
+    """
     lost = roster.lost()
-    return bool(lost) and (not roster.replaceable or len(lost) == roster.size)
+    if not lost:
+        return False
+    return (
+        not roster.replaceable or len(lost) == roster.size or any(_orphaned(roster, seat) for seat, _ in lost)
+    )
+
+
+def _orphaned(roster: Roster, seat: int) -> bool:
+    role = roster.role_of(seat)
+    return role is not None and roster.recorded(role) == "lost"
 
 
 def next_crew(roster: Roster) -> tuple[Life, ...] | None:

@@ -6,13 +6,14 @@ What never lives here: when a trigger holds, and what follows from a transition.
 The :class:`Line` of spares knows which of them have to be looked at: those about which something
 changed, and those that wait for their gap.
 
-A *spare* is one machine's life as standby sees it, from joining to its end.  A *gap* is a seat
-that needs another machine, because its machine failed or is asked to move.
+A *spare* is one machine's life as standby sees it, from joining to its end.  It is warmed in one
+role after another, and can be assigned as soon as the role that is needed is parked.  A *gap* is a
+seat that needs another machine, because its machine failed or is asked to move.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from trainmover.events.catalogue import MoveRequested
@@ -41,19 +42,22 @@ SPARES: Table[Spare] = {
         "gone": Spare.LOST,
         "seated": Spare.MEMBER,
         "stale": Spare.JOINED,
-        "all slots parked": Spare.PARKED,
+        "next role": Spare.WARMING,
+        "all roles parked": Spare.PARKED,
+        "assigned": Spare.ASSIGNED,
     },
     Spare.PARKED: {
         "gone": Spare.LOST,
         "seated": Spare.MEMBER,
         "stale": Spare.JOINED,
+        "next role": Spare.WARMING,
         "assigned": Spare.ASSIGNED,
     },
     Spare.ASSIGNED: {
         "gone": Spare.LOST,
         "seated": Spare.MEMBER,
         "stale": Spare.JOINED,
-        "not needed": Spare.PARKED,
+        "not needed": Spare.WARMING,
     },
     Spare.MEMBER: {
         "gone": Spare.LOST,
@@ -75,6 +79,7 @@ class Gap(StrEnum):
 GAPS: Table[Gap] = {
     Gap.OPEN: {
         "moot": Gap.CLOSED,
+        "state lost": Gap.HELD,
         "spare parked": Gap.ASSIGNED,
         "refused": Gap.CLOSED,
         "no spare": Gap.HELD,
@@ -86,13 +91,17 @@ GAPS: Table[Gap] = {
     Gap.ASSIGNED: {
         "moot": Gap.CLOSED,
         "seat taken": Gap.CLOSED,
+        "state lost": Gap.HELD,
         "joiner lost": Gap.OPEN,
     },
     Gap.CLOSED: {},
 }
 
-ON_THE_WAY = frozenset({Spare.JOINED, Spare.WARMING})
-WAITING = frozenset({*ON_THE_WAY, Spare.PARKED})
+PARKED = frozenset({Spare.WARMING, Spare.PARKED})
+"""States in which a spare may be parked in a role."""
+
+WAITING = frozenset({Spare.JOINED, *PARKED})
+"""States in which a spare has no seat and is not assigned one."""
 
 
 @dataclass(slots=True)
@@ -104,6 +113,8 @@ class SpareMachine:
     """Place in the order of joining, in which spares are looked at."""
     state: Spare = Spare.JOINED
     generation: int = 0
+    warmed: list[str] = field(default_factory=list)
+    """Roles that it was asked to be warm in, in this order; all but the last are parked."""
     was_parked: bool = False
     """It was of use once: what befell it later is no sign that spares are hopeless."""
 

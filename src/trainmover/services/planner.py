@@ -9,10 +9,10 @@ The phases are a table, walked until no trigger holds.  Four rules are behind it
 - *Epochs only grow.*  An epoch that was named once is never named again, whatever became of it.
 - *One plan for everything that is open.*  All open assignments (and a repair) go into one layout;
   only the move of a machine that still works waits while a neighbouring seat changes, because
-  neighbours keep each other's private state.
+  neighbours keep each other's private state, and while it is all that is left of a state.
 - *No plan with a dead machine in it.*  While a machine of the resulting layout is dead, or one of
   its ranks has no endpoint, the planner waits: the missing assignment is on its way.
-- *Nothing to keep, nothing to repair.*  Until a generation has a committed step and a recording
+- *Nothing to keep, nothing to repair.*  Until a generation has a committed step and its roles
   (``Roster.replaceable``), or when no member is left that has the state, a failure starts
   everything again with ``generation + 1``: spares are launched like everybody else.
 
@@ -20,7 +20,8 @@ A plan on its way stays as it is while its layout is alive; more assignments wai
 When it has lost a machine, or another epoch was committed under it, it is superseded.
 
 Deciding on a change costs what changes, however large the job: who is up is kept by ``fleet``, the
-links come from ``topology.delta``, and ``plans`` makes the event of them.
+links come from ``topology.delta``, and ``plans`` makes the event of them.  Which groups there are,
+and who has whose state, is what every rank said of itself once.
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ from trainmover.events.catalogue import (
     MachineLeft,
     MoveRefused,
     PlanReady,
+    RankDescribed,
     RankStarted,
+    RecordingFailed,
     RecordingReady,
+    RolesFound,
     StandbyAssigned,
     SwitchAborted,
     SwitchCommitted,
@@ -55,18 +59,15 @@ from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, i
 from trainmover.services.crew import first_crew, next_crew, nothing_to_keep
 from trainmover.services.fleet import Fleet
 from trainmover.services.phases import TABLE, Change, Phase, by_seat
-from trainmover.services.plans import groups_in, plan_of, start_of
+from trainmover.services.plans import joiner_ranks, plan_of, start_of
 from trainmover.services.roster import Life
 from trainmover.services.tables import first_trigger
 from trainmover.topology import Groups, Layout, delta
 
-__all__ = ["GATHER", "RECORDERS", "TABLE", "Phase", "PlannerCore"]
+__all__ = ["GATHER", "TABLE", "Phase", "PlannerCore"]
 
 GATHER = 1.0
 """Seconds that a launch waits for the standbys too, so that machines get seats by name."""
-
-RECORDERS = 2
-"""Positions whose ranks record: the first, and one that is not the first."""
 
 
 class PlannerCore(Decider):
@@ -86,7 +87,6 @@ class PlannerCore(Decider):
         self._changes: dict[str, Change] = {}
         self._repair: tuple[int, str] | None = None
         self._fleet = Fleet(self.roster)
-        self._groups = Groups()
         self._base: Layout | None = None
         self._held = 0
 
@@ -95,11 +95,9 @@ class PlannerCore(Decider):
     def _rank(self, event: RankStarted) -> None:
         self._fleet.note(event)
 
-    def _started(self, event: TrainingStarted) -> None:
-        if event.generation == self.roster.generation:
-            world = self.roster.size * self.roster.slots
-            self._groups = groups_in(event, world)
-            self._groups.links_total(world, self.roster.slots)  # now, and not in the middle of an incident
+    def _described(self, event: RankDescribed) -> None:
+        if self.roster.all_described:  # now, and not in the middle of an incident
+            self._groups().links_total(self.roster.size * self.roster.slots, self.roster.slots)
 
     def _assigned(self, event: StandbyAssigned) -> None:
         if event.generation and event.generation != self.roster.generation:
@@ -138,9 +136,12 @@ class PlannerCore(Decider):
         MachineJoined: noted,
         MachineLeft: noted,
         MachineFailed: noted,
+        RankDescribed: _described,
+        RolesFound: noted,
         RecordingReady: noted,
+        RecordingFailed: noted,
         RankStarted: _rank,
-        TrainingStarted: _started,
+        TrainingStarted: noted,
         StandbyAssigned: _assigned,
         MoveRefused: _refused,
         LinkRepair: _asked_to_repair,
@@ -211,7 +212,6 @@ class PlannerCore(Decider):
         self.plan = None
         self._changes.clear()
         self._repair = None
-        self._groups = Groups()
         generation = self.roster.generation + 1
         for position, (machine, incarnation) in enumerate(tuple(crew)):
             self.say(
@@ -222,7 +222,7 @@ class PlannerCore(Decider):
                     world_size=self.roster.size * self.roster.slots,
                     ranks_per_machine=self.roster.slots,
                     generation=generation,
-                    record=position < RECORDERS,
+                    record=True,
                 )
             )
 
@@ -253,13 +253,16 @@ class PlannerCore(Decider):
         """The open changes that the next plan makes, by incident.
 
         Each seat keeps the private state of the seat before it (``guardian_of``), so a machine that
-        still works is not replaced together with a neighbour: its move waits for the plan after.
+        still works is not replaced together with a neighbour: its move waits for the plan after.  It
+        waits as well while a rank of it, or of a seat that changes, has its state from no other seat.
         """
         roster, size = self.roster, self.roster.size
         due = {i: c for i, c in self._changes.items() if roster.dead(roster.seats.get(c.seat, ""))}
         seats = {change.seat for change in due.values()}
         for incident, change in self._changes.items():
-            if incident not in due and not {(change.seat - 1) % size, (change.seat + 1) % size} & seats:
+            if incident in due or {(change.seat - 1) % size, (change.seat + 1) % size} & seats:
+                continue
+            if joiner_ranks(roster, {*seats, change.seat}) is not None:
                 due[incident] = change
                 seats.add(change.seat)
         return due
@@ -285,7 +288,7 @@ class PlannerCore(Decider):
         """The changes that make the next layout, when something is to change and all of it lives."""
         roster = self.roster
         if self._changes:
-            if not roster.replaceable:
+            if not roster.replaceable or not roster.all_described:
                 return None
         elif not self._needs_repair():
             return None
@@ -299,7 +302,14 @@ class PlannerCore(Decider):
         if any(seat not in joiners for name in names for seat in roster.seats_held(name)):
             return None
         leavers = {roster.seats[seat] for seat in joiners}
-        return due if self._fleet.all_up(leavers, joiners.values()) else None
+        if not self._fleet.all_up(leavers, joiners) or joiner_ranks(roster, sorted(joiners)) is None:
+            return None
+        return due
+
+    def _groups(self) -> Groups:
+        """The groups of all ranks; none before everybody told of his."""
+        roster = self.roster
+        return roster.described.groups(roster.size * roster.slots) if roster.all_described else Groups()
 
     def _base_layout(self) -> Layout:
         """The layout of the members; the same object until they change."""
@@ -322,7 +332,7 @@ class PlannerCore(Decider):
                 generation=self.roster.generation,
                 incidents=(),
                 changes={},
-                change=start_of(layout, self._groups),
+                change=start_of(layout, self._groups()),
                 endpoint_of=self._endpoints({}),
             )
         )
@@ -347,8 +357,9 @@ class PlannerCore(Decider):
                 generation=roster.generation,
                 incidents=incidents,
                 changes=pairs,
-                change=delta(base, layout, self._groups, seats=joiners),
+                change=delta(base, layout, self._groups(), seats=joiners),
                 endpoint_of=self._endpoints(joiners),
+                joiner_ranks=joiner_ranks(roster, sorted(joiners)) or (),
             )
         )
 
@@ -359,7 +370,7 @@ class PlannerCore(Decider):
         def endpoint_of(rank: int) -> Endpoint:
             seat, slot = divmod(rank, roster.slots)
             machine = roster.seats[seat]
-            return fleet.at(joiners.get(seat) or (machine, roster.life(machine) or ""), slot)
+            return fleet.at(joiners.get(seat) or (machine, roster.life(machine) or ""), seat, slot)
 
         return endpoint_of
 

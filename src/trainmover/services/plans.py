@@ -1,7 +1,8 @@
 """Plans: a next layout as the event that tells everybody.
 
-What lives here: what ``plan.ready`` carries of a layout, its links and endpoints, and how that stays
-small in a large job.  What never lives here: when there is a plan, and with whom.
+What lives here: what ``plan.ready`` carries of a layout, its links and endpoints, what the ranks of
+joiners have to know, and how that stays small in a large job.  What never lives here: when there is
+a plan, and with whom.
 
 Up to :data:`WHOLE` ranks a plan carries every endpoint by rank, and a start names every link.  A
 larger job's would be megabytes, made and sent while everybody waits.  There, a change carries the
@@ -12,47 +13,21 @@ the plan follows), and a start does not list its links: they follow from the lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from trainmover.errors import ConfigError
-from trainmover.events.catalogue import MAX_NAME, Endpoint, LinkName, PlanReady, SwitchKind, TrainingStarted
-from trainmover.topology import Delta, Grid, Groups, Layout, SeatedLink, delta
+from trainmover.events.catalogue import Endpoint, JoinerRank, LinkName, PlanReady, SwitchKind
+from trainmover.services.roster import Roster
+from trainmover.topology import Delta, Groups, Layout, SeatedLink, delta, guardian_of
 
 WHOLE = 4096
 """Ranks up to which a plan carries everything: some hundred kilobytes."""
 
 SOURCES = 8
-"""Ranks that stay, from the lowest up, whose endpoints a change carries: a joiner gets its state there."""
+"""Most ranks that are named to a joiner's rank as those that have its state."""
 
 EndpointOf = Callable[[int], Endpoint]
 """Where a rank of the new layout listens."""
-
-
-def groups_in(event: TrainingStarted, world_size: int) -> Groups:
-    """The groups that a rank tells of, as far as they can be.
-
-    What a rank says is not trusted to fit: a group of ranks that are not there, or twice, is none, and
-    neither is a grid that is larger than the world or a list under the name of a grid's group.
-    """
-    grids: list[Grid] = []
-    for told in event.grids:
-        try:
-            grid = Grid(tuple((dim.name, dim.size) for dim in told.dims), told.axes, told.first)
-            Groups(grids=[*grids, grid])
-        except ConfigError:
-            continue
-        longest = max(len(".".join(axis)) for axis in grid.lanes) + len(f":{world_size}")
-        if grid.first + grid.ranks <= world_size and longest <= MAX_NAME:
-            grids.append(grid)
-    named = Groups(grids=grids)
-    listed = {
-        name: ranks
-        for name, ranks in event.groups.items()
-        if name not in named and len(set(ranks)) == len(ranks) and all(rank < world_size for rank in ranks)
-    }
-    return Groups(listed, grids)
 
 
 def start_of(layout: Layout, groups: Groups) -> Delta:
@@ -63,16 +38,19 @@ def start_of(layout: Layout, groups: Groups) -> Delta:
 
 
 def endpoints_in(
-    layout: Layout, kind: SwitchKind, seats: Iterable[int], change: Delta, endpoint_of: EndpointOf
+    layout: Layout,
+    kind: SwitchKind,
+    seats: Iterable[int],
+    change: Delta,
+    endpoint_of: EndpointOf,
+    sources: Iterable[int] = (),
 ) -> tuple[tuple[Endpoint, ...], tuple[int, ...]]:
     """Endpoints that a plan carries, and the ranks that they belong to (none: all, by rank)."""
     if kind == "start" or layout.world_size <= WHOLE:
         return tuple(endpoint_of(rank) for rank in range(layout.world_size)), ()
     slots = layout.ranks_per_machine
     ranks = {rank for seat in seats for rank in range(seat * slots, (seat + 1) * slots)}
-    if ranks:
-        stay = (rank for rank in range(layout.world_size) if rank not in ranks)
-        ranks |= set(islice(stay, SOURCES))
+    ranks.update(sources)
     ranks.update(rank for seated in change.added for rank in (seated.link.low, seated.link.high))
     found = tuple(sorted(ranks))
     return tuple(endpoint_of(rank) for rank in found), found
@@ -88,13 +66,15 @@ def plan_of(
     changes: Mapping[int, tuple[str, str]],
     change: Delta,
     endpoint_of: EndpointOf,
+    joiner_ranks: tuple[JoinerRank, ...] = (),
 ) -> PlanReady:
     """The event of a next layout, in which ``changes`` are leaver and joiner by seat.
 
     Names of machines and endpoints were checked when they came in; they are set as they are, so that
     the price of a plan is that of what changes.
     """
-    endpoints, ranks = endpoints_in(layout, kind, changes, change, endpoint_of)
+    sources = {rank for joiner in joiner_ranks for rank in joiner.sources}
+    endpoints, ranks = endpoints_in(layout, kind, changes, change, endpoint_of, sources)
     plan = PlanReady(
         epoch=layout.epoch,
         base_epoch=base,
@@ -110,8 +90,27 @@ def plan_of(
         links_added=_names(change.added),
         links_dropped=_names(change.dropped),
         links_total=change.total,
+        joiner_ranks=joiner_ranks,
     )
     return plan.model_copy(update={"machines": layout.machines, "endpoints": endpoints})
+
+
+def joiner_ranks(roster: Roster, seats: Collection[int]) -> tuple[JoinerRank, ...] | None:
+    """What the ranks of joiners on these seats have to know; None when nobody has the state of one.
+
+    A rank's sources live on seats that stay; its guardian, which has its private state, comes first.
+    """
+    described, slots = roster.described, roster.slots
+    away = {*seats, *(seat for seat, _ in roster.lost())}
+    found = []
+    for seat in seats:
+        for rank in range(seat * slots, (seat + 1) * slots):
+            guardian = guardian_of(rank, roster.size * slots, slots)
+            sources = described.sources(rank, lambda other: other // slots not in away, guardian, SOURCES)
+            if not sources:
+                return None
+            found.append(JoinerRank(rank=rank, groups=described.rows(rank), sources=sources))
+    return tuple(found)
 
 
 def _names(links: Iterable[SeatedLink]) -> tuple[LinkName, ...]:

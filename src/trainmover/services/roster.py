@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from trainmover.events.catalogue import (
     Event,
@@ -33,14 +34,23 @@ from trainmover.events.catalogue import (
     MachineJoined,
     MachineLaunch,
     MachineLeft,
+    MachineRole,
+    RankDescribed,
+    RecordingFailed,
     RecordingReady,
+    RolesFound,
     StandbyAssigned,
     SwitchCommitted,
     TrainingStarted,
 )
+from trainmover.services.described import Described
+from trainmover.services.roles import seats_in
 
 Life = tuple[str, str]
 """Machine and incarnation."""
+
+Recorded = Literal["whole", "awaited", "failed", "lost"]
+"""How far the recording of a role is: there, on its way, impossible, or lost with its machine."""
 
 
 class Roster:
@@ -71,9 +81,13 @@ class Roster:
         self._lives: dict[str, str] = {}
         self._known: set[Life] = set()
         self._seat_of: dict[str, int] = {}
-        self._recorders: dict[str, int] = {}
+        self._recorders: dict[int, Life] = {}
         self._started: set[int] = set()
         self._recordings: dict[tuple[int, str], dict[int, str]] = {}
+        self._unrecorded: dict[tuple[int, str], str] = {}
+        self._described: dict[int, Described] = {}
+        self._roles: dict[int, RolesFound] = {}
+        self._role_of: dict[int, MachineRole] | None = None
         self._arrivals: dict[str, int] = {}
         self._held: dict[str, list[int]] = {}
         self._members: tuple[str, ...] | None = None
@@ -109,6 +123,16 @@ class Roster:
                 self._note_committed(event)
             case TrainingStarted():
                 self._started.add(event.generation)
+            case RankDescribed():
+                if event.generation >= self.generation:
+                    self._described.setdefault(event.generation, Described()).note(event)
+            case RolesFound():
+                if event.generation >= self.generation and event.generation not in self._roles:
+                    self._roles[event.generation] = event
+                    self._role_of = None
+                    self.role_of(0)  # the index is made now, and not in the middle of an incident
+            case RecordingFailed():
+                self._unrecorded.setdefault((event.generation, event.machine), event.reason)
             case RecordingReady():
                 self._recordings.setdefault((event.generation, event.machine), {})[event.slot] = event.path
 
@@ -126,7 +150,7 @@ class Roster:
             return
         self._enter(event.generation)
         if event.record:
-            self._recorders[event.machine] = event.position
+            self._recorders[event.position] = (event.machine, event.incarnation)
         if self.settled:
             return
         self._lives[event.machine] = event.incarnation
@@ -140,7 +164,9 @@ class Roster:
             known = {*self._held, *self._lives, *self._seat_of}
             for facts in (self.seats, self._held, self._lives, self._seat_of, self._recorders):
                 facts.clear()
-            self._members = None
+            self._members = self._role_of = None
+            for older in [number for number in self._described if number < generation]:
+                del self._described[older]
             self._touch(*known)
 
     def _note_committed(self, event: SwitchCommitted) -> None:
@@ -237,12 +263,12 @@ class Roster:
 
     @property
     def replaceable(self) -> bool:
-        """There is something to keep, and a recording from which a spare can be made warm.
+        """There is something to keep, and it is known what a spare must be able to do.
 
         Before that a failure starts everything again: with a step or two lost and no spare that
         could ever get warm, there is nothing better to do.
         """
-        return self.started and self.recording() is not None
+        return self.started and self.generation in self._roles
 
     def life(self, machine: str) -> str | None:
         """Incarnation of a member or joiner; of another machine, the latest that joined."""
@@ -297,22 +323,64 @@ class Roster:
         joined = self._idle.get(machine)
         return joined is not None and joined.incarnation == incarnation
 
-    def recording(self) -> tuple[int, tuple[str, ...]] | None:
-        """Position and files (by slot) of the recording to make spares warm with, if one is whole.
+    # -- roles ----------------------------------------------------------------------------------
 
-        Position 0 comes last: what only rank 0 does (logs, checkpoints) is no good model for a
-        spare.  It is used when it is alone, or when the others can no longer be finished.
+    @property
+    def described(self) -> Described:
+        """What the ranks of this generation are."""
+        return self._described.setdefault(self.generation, Described())
+
+    @property
+    def all_described(self) -> bool:
+        """Every rank of this generation said what it is."""
+        return self.described.whole(self.size * self.slots)
+
+    @property
+    def roles(self) -> tuple[MachineRole, ...]:
+        """The machine roles of this generation; none before they are found."""
+        found = self._roles.get(self.generation)
+        return found.roles if found is not None else ()
+
+    def role_of(self, seat: int) -> MachineRole | None:
+        """The role of a seat; None before roles are found, and for one that is not listed."""
+        if self._role_of is None:
+            self._role_of = {seat: role for role in self.roles for seat in seats_in(role)}
+        return self._role_of.get(seat)
+
+    def recording(self, role: MachineRole) -> tuple[str, ...] | None:
+        """Files (by slot) of the recording to make spares warm in a role with, if it is whole."""
+        machine, _ = self._recorders.get(role.representative, ("", ""))
+        files = self._recordings.get((self.generation, machine), {})
+        return tuple(files[slot] for slot in sorted(files)) if len(files) >= self.slots else None
+
+    def recorded(self, role: MachineRole) -> Recorded:
+        """How far a role's recording is."""
+        if self.recording(role) is not None:
+            return "whole"
+        recorder = self._recorders.get(role.representative)
+        if self.why_not_recorded(role):
+            return "failed"
+        return "lost" if recorder in self.gone else "awaited"
+
+    def why_not_recorded(self, role: MachineRole) -> str:
+        """Why a role could not be recorded; empty where nobody said that."""
+        machine, _ = self._recorders.get(role.representative, ("", ""))
+        return self._unrecorded.get((self.generation, machine), "")
+
+    def unsourced(self, seat: int) -> int | None:
+        """The first rank of a seat whose state no living machine on another seat has; None when each has one.
+
+        Only for a generation whose ranks are all described.
         """
-        found = {
-            position: tuple(files[slot] for slot in sorted(files))
-            for machine, position in self._recorders.items()
-            if len(files := self._recordings.get((self.generation, machine), {})) >= self.slots
-        }
-        others = [position for position in found if position > 0]
-        if others:
-            return min(others), found[min(others)]
-        awaited = any(position > 0 and not self.dead(m) for m, position in self._recorders.items())
-        return None if awaited or 0 not in found else (0, found[0])
+
+        def may(rank: int) -> bool:
+            other = rank // self.slots
+            return other != seat and self.seats.get(other, "") not in self._lost
+
+        for rank in range(seat * self.slots, (seat + 1) * self.slots):
+            if not self.described.sources(rank, may, rank, 1):
+                return rank
+        return None
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:

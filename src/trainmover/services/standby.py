@@ -1,11 +1,15 @@
 """Standby: which spare is warm, and which takes whose seat.
 
 What lives here: the life of a spare machine, the life of a gap (a seat that needs another machine,
-because its machine failed or is asked to move), and the pairing of the two.  What never lives here:
-who failed (health), the layout and its links (planner), epochs (switcher).
+because its machine failed or is asked to move), and the pairing of the two; and, once all ranks are
+described, the roles of the machines (``roles``).  What never lives here: who failed (health), the
+layout and its links (planner), epochs (switcher).
 
 Both lives are tables.  Every round of settling walks spares and gaps along their tables for as
 long as a trigger holds, then pairs gaps with parked spares: failures before moves, the older first.
+A spare is warm in one role after another (``warming``), and takes a seat of any role that is parked
+on it, also while it is still being warmed in others.
+
 Because a trigger is a question about facts, it does not matter in which order they came.  Only what
 can have a new answer is asked again: spares about which something changed (:meth:`StandbyCore._due`)
 and gaps that are open, so that the start of a large job takes steps in proportion to its machines.
@@ -16,9 +20,10 @@ has to leave is always whoever sits there now.
 
 When no spare is parked and none is on its way, a failure holds the job (``job.held``; or fails it,
 when the job says so) and a move is refused.  A move may wait :data:`PATIENCE` seconds for a spare
-that is being warmed.  After a promotion or a loss a fresh spare is asked for, so that the job's
-number of standbys stays true; after :data:`HOPELESS` machines in a row that were lost before they
-were of any use (as a spare: parked; as a first member: a step), no more is asked for.
+that is being warmed.  A failure whose state is on no other machine, or in a role that could not be
+recorded, holds the job with that reason (``reasons``).  After a promotion or a loss a fresh spare is
+asked for, so that the job's number of standbys stays true; after :data:`HOPELESS` machines in a row
+that were lost before they were of any use (as a spare: parked; as a first member: a step), no more is.
 """
 
 from __future__ import annotations
@@ -36,9 +41,13 @@ from trainmover.events.catalogue import (
     MachineJoined,
     MachineLaunch,
     MachineLeft,
+    MachineRole,
     MoveRefused,
     MoveRequested,
+    RankDescribed,
+    RecordingFailed,
     RecordingReady,
+    RolesFound,
     StandbyAssigned,
     StandbyParked,
     StandbyReplenish,
@@ -48,9 +57,10 @@ from trainmover.events.catalogue import (
     TrainingStarted,
 )
 from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, incident_id, noted
+from trainmover.services.crew import nothing_to_keep
 from trainmover.services.gaps import (
     GAPS,
-    ON_THE_WAY,
+    PARKED,
     SPARES,
     WAITING,
     Gap,
@@ -59,8 +69,11 @@ from trainmover.services.gaps import (
     Spare,
     SpareMachine,
 )
+from trainmover.services.reasons import held, why_no_move, why_uncovered, why_unsourced
+from trainmover.services.roles import find_roles
 from trainmover.services.roster import Life
 from trainmover.services.tables import first_trigger
+from trainmover.services.warming import Warming
 
 PATIENCE = 60.0
 """Seconds that a move waits for a spare that is being warmed."""
@@ -74,6 +87,7 @@ class StandbyCore(Decider):
 
     name: ClassVar[str] = "standby"
     SAYS: ClassVar[tuple[type[Event], ...]] = (
+        RolesFound,
         StandbyWarm,
         StandbyAssigned,
         StandbyReplenish,
@@ -90,7 +104,7 @@ class StandbyCore(Decider):
         self._line = Line()
         self._situation: tuple[object, ...] = ()
         self._live: dict[tuple[int, int], Incident] = {}
-        self._parked: dict[tuple[Life, int], set[int]] = {}
+        self._warming = Warming(self.roster)
         self._ordinal = 0
         self._unanswered = 0
         self._used_up = False
@@ -105,9 +119,11 @@ class StandbyCore(Decider):
             self._unanswered = max(0, self._unanswered - 1)
 
     def _slot_parked(self, event: StandbyParked) -> None:
-        key = ((event.machine, event.incarnation), event.generation)
-        self._parked.setdefault(key, set()).add(event.slot)
+        self._warming.note(event)
         self._line.stir(event.machine)
+
+    def _recorded(self, event: RecordingReady | RecordingFailed) -> None:
+        self._stir_idle()
 
     def _started(self, event: TrainingStarted) -> None:
         self._lost_in_a_row = 0
@@ -130,12 +146,8 @@ class StandbyCore(Decider):
             return f"{machine} has no seat in the job; members are {members}"
         if roster.dead(machine) or self._gap_of(roster.seat_of(machine)) is not None:
             return f"{machine} is being replaced already"
-        if roster.size == 1:
-            return f"{machine} is the job's only machine: nobody else has its state"
-        if not roster.replaceable:
-            return (
-                f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"
-            )
+        if why := why_no_move(roster, machine):
+            return why
         if to is not None and not any(s.life[0] == to and s.state in WAITING for s in self._pool()):
             return f"{to} is not a living spare machine"
         return ""
@@ -153,7 +165,9 @@ class StandbyCore(Decider):
         MachineLeft: noted,
         MachineFailed: noted,
         MachineLaunch: noted,
-        RecordingReady: noted,
+        RankDescribed: noted,
+        RecordingReady: _recorded,
+        RecordingFailed: _recorded,
         TrainingStarted: _started,
         SwitchCommitted: noted,
         StandbyParked: _slot_parked,
@@ -164,16 +178,27 @@ class StandbyCore(Decider):
     # -- settling ----------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """One round: spares, then gaps, then a new gap or a request for a spare."""
+        """One round: roles, spares, then gaps, then a new gap or a request for a spare."""
+        if self._find_roles():
+            return True
         moved = [self._advance_spare(spare) for spare in self._due()]
         moved += [self._advance_gap(gap) for gap in self._in_order()]
         return any(moved) or self._open_gap() or self._replenish()
+
+    def _find_roles(self) -> bool:
+        """Say the roles of the machines, once in a generation."""
+        roster = self.roster
+        if roster.roles or not roster.all_described:
+            return False
+        self.say(find_roles(roster.described, roster.size, roster.slots, roster.generation))
+        return True
 
     def _due(self) -> list[SpareMachine]:
         """Spares whose triggers may have another answer than when they were last walked.
 
         A trigger asks about the machine itself (the roster names those that changed), about what
-        all have in common, or, when the spare is assigned, about the gaps.
+        all have in common, for idle machines about recordings and open gaps, or, when the spare is
+        assigned, about its gap.
         """
         roster = self.roster
         situation = (roster.generation, roster.settled, roster.replaceable, roster.full, roster.slots)
@@ -183,8 +208,12 @@ class StandbyCore(Decider):
             self._line.stir_all()
         return self._line.take_due()
 
+    def _stir_idle(self) -> None:
+        self._line.stir(*(joined.machine for joined in self.roster.idle()))
+
     def _advance_spare(self, spare: SpareMachine) -> bool:
         roster, life = self.roster, spare.life
+        role = self._next_role(spare)
         trigger = first_trigger(
             SPARES,
             spare.state,
@@ -193,10 +222,9 @@ class StandbyCore(Decider):
                 "seated": lambda: roster.is_member(*life),
                 "unseated": lambda: roster.settled and not roster.is_member(*life),
                 "stale": lambda: spare.generation != roster.generation,
-                "recording is ready": lambda: roster.replaceable and roster.full and roster.is_idle(*life),
-                "all slots parked": lambda: (
-                    len(self._parked.get((life, spare.generation), ())) >= roster.slots
-                ),
+                "recording is ready": lambda: role is not None,
+                "next role": lambda: role is not None,
+                "all roles parked": lambda: self._warming.complete(spare, self._wanted_roles()),
                 "not needed": lambda: all(gap.joiner != life for gap in self._live.values()),
             },
         )
@@ -205,13 +233,17 @@ class StandbyCore(Decider):
         before = spare.state
         self._line.enter(spare, trigger)
         match spare.state:
+            case Spare.JOINED:
+                spare.warmed = []
             case Spare.WARMING:
-                self._warm(spare)
+                self._note_use(spare)
+                if role is not None:
+                    self.say(self._warming.order(spare, role))
             case Spare.PARKED:
-                spare.was_parked = True
-                self._lost_in_a_row = 0
+                self._note_use(spare)
             case Spare.LOST:
                 self._used_up = True
+                spare.was_parked = spare.was_parked or self._warming.of_use(spare)
                 if not spare.was_parked and (before is not Spare.MEMBER or not roster.started):
                     self._lost_in_a_row += 1
             case Spare.MEMBER:
@@ -220,27 +252,28 @@ class StandbyCore(Decider):
                 pass
         return True
 
-    def _warm(self, spare: SpareMachine) -> None:
-        recording = self.roster.recording()
-        assert recording is not None, "a spare is warmed only from a recording"
-        position, files = recording
-        spare.generation = self.roster.generation
-        self.say(
-            StandbyWarm(
-                machine=spare.life[0],
-                incarnation=spare.life[1],
-                generation=spare.generation,
-                recordings=files,
-                world_size=self.roster.size * self.roster.slots,
-                ranks_per_machine=self.roster.slots,
-                positions=(position,) * len(files),
-            )
-        )
+    def _next_role(self, spare: SpareMachine) -> MachineRole | None:
+        """The role to warm a spare in now, if it is one that can be warmed."""
+        roster = self.roster
+        usable = roster.replaceable and roster.full and roster.is_idle(*spare.life)
+        if not usable or spare.state not in WAITING:
+            return None
+        return self._warming.next_role(spare, self._wanted_roles(), self._pool())
+
+    def _note_use(self, spare: SpareMachine) -> None:
+        if self._warming.of_use(spare):
+            spare.was_parked, self._lost_in_a_row = True, 0
+
+    def _wanted_roles(self) -> list[MachineRole]:
+        """Roles of the seats that wait for a spare."""
+        waiting = [gap.seat for gap in self._live.values() if gap.state in (Gap.OPEN, Gap.HELD)]
+        return [role for seat in waiting if (role := self.roster.role_of(seat)) is not None]
 
     def _advance_gap(self, gap: Incident) -> bool:
         roster = self.roster
         choice = self._choice(gap) if gap.state in (Gap.OPEN, Gap.HELD) else None
         occupied = not roster.dead(self._occupant(gap))
+        hopeless = not occupied and not nothing_to_keep(roster) and bool(why_unsourced(roster, gap.seat))
         trigger = first_trigger(
             GAPS,
             gap.state,
@@ -249,6 +282,7 @@ class StandbyCore(Decider):
                     gap.generation != roster.generation
                     or (gap.asked is None and gap.joiner is None and occupied)
                 ),
+                "state lost": lambda: hopeless,
                 "spare parked": lambda: choice is not None,
                 "refused": lambda: self._is_move(gap) and (gap.late or not self._on_the_way(gap)),
                 "no spare": lambda: not self._is_move(gap) and not self._on_the_way(gap),
@@ -259,6 +293,7 @@ class StandbyCore(Decider):
         if trigger is None:
             return False
         gap.state = GAPS[gap.state][trigger]
+        self._stir_idle()
         if not gap.live:
             del self._live[gap.seat, gap.generation]
         match trigger:
@@ -267,7 +302,8 @@ class StandbyCore(Decider):
                 self._assign(gap, choice)
             case "refused":
                 self._refuse(gap)
-            case "no spare":
+            case "no spare" | "state lost":
+                gap.joiner = None
                 self._hold(gap)
             case "joiner lost":
                 gap.joiner = None
@@ -280,7 +316,7 @@ class StandbyCore(Decider):
     def _open_gap(self) -> bool:
         """A dead member without a gap gets one, once there is something to keep."""
         roster = self.roster
-        if not roster.replaceable:
+        if not roster.replaceable or nothing_to_keep(roster):
             return False
         for seat, machine in roster.lost():
             if self._gap_of(seat) is None:
@@ -292,6 +328,7 @@ class StandbyCore(Decider):
     def _open(self, gap: Incident) -> None:
         self.gaps[gap.id] = gap
         self._live[gap.seat, gap.generation] = gap
+        self._stir_idle()
 
     def _in_order(self) -> list[Incident]:
         """Live gaps: failures before moves, the older first."""
@@ -318,14 +355,25 @@ class StandbyCore(Decider):
         return gap.asked.to if gap.asked is not None and self._is_move(gap) else None
 
     def _choice(self, gap: Incident) -> SpareMachine | None:
-        wanted = self._wanted(gap)
-        parked = (spare for spare in self._pool() if spare.state is Spare.PARKED)
-        return next((spare for spare in parked if wanted in (None, spare.life[0])), None)
+        """The spare that takes this seat now: parked in its role, and there is somebody to send the state."""
+        wanted, role = self._wanted(gap), self.roster.role_of(gap.seat)
+        if role is None:
+            return None
+        fits = [
+            spare
+            for spare in self._pool()
+            if spare.state in PARKED and wanted in (None, spare.life[0]) and self._warming.has(spare, role)
+        ]
+        if not fits or why_unsourced(self.roster, gap.seat):
+            return None
+        return min(fits, key=lambda spare: self._warming.preference(spare, role))
 
     def _on_the_way(self, gap: Incident) -> bool:
-        """A spare that may yet be parked: it is here, or for a move, asked for."""
+        """A spare that may yet be parked in the role: it is here, or for a move, asked for."""
         wanted = self._wanted(gap)
-        here = any(s.state in ON_THE_WAY and wanted in (None, s.life[0]) for s in self._pool())
+        if why_uncovered(self.roster, gap.seat):
+            return False
+        here = any(s.state in WAITING and wanted in (None, s.life[0]) for s in self._pool())
         return here or (self._is_move(gap) and wanted is None and self._unanswered > 0)
 
     def _assign(self, gap: Incident, spare: SpareMachine) -> None:
@@ -342,35 +390,21 @@ class StandbyCore(Decider):
                 joiner=spare.life[0],
                 joiner_incarnation=spare.life[1],
                 generation=gap.generation,
+                role=role.name if (role := self.roster.role_of(gap.seat)) is not None else "",
             ),
             gap.id,
         )
 
     def _refuse(self, gap: Incident) -> None:
         wanted = self._wanted(gap) or "a spare"
-        reason = (
-            f"{wanted} was not warm in {self.patience:g} s"
-            if gap.late
-            else "no spare is warm or being warmed"
-        )
         machine = self._occupant(gap)
+        reason = f"{wanted} was not warm in {self.patience:g} s" if gap.late else ""
+        reason = reason or why_no_move(self.roster, machine) or "no spare is warm or being warmed"
         self.do(CancelTimer(f"move:{gap.id}"))
         self.say(MoveRefused(machine=machine, incident=gap.id, reason=reason), gap.id)
 
     def _hold(self, gap: Incident) -> None:
-        leaver = self._occupant(gap)
-        reason = f"no standby is left to take the place of {leaver} (position {gap.seat})"
-        if self.roster.job is not None and self.roster.job.on_exhausted == "fail":
-            self.say(JobFailed(reason=f"{reason}; start the job with more standbys"), gap.id)
-            return
-        again = self.roster.joined.get(leaver)
-        back = again is not None and (leaver, again.incarnation) not in self.roster.gone
-        advice = (
-            f"{leaver} is back, but its place still has that name: start it under another one"
-            if back
-            else "training waits at its boundary; `trainmover machine` adds one"
-        )
-        self.say(JobHeld(incident=gap.id, reason=f"{reason}: {advice}"), gap.id)
+        self.say(held(self.roster, gap.id, gap.seat, self._occupant(gap)), gap.id)
 
     # -- replenishing ------------------------------------------------------------------------------
 

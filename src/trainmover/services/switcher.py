@@ -15,11 +15,13 @@ One switch at a time, and its phases are the table below.  Its rules:
 - A dead member of the new layout, the limit, or a newer plan abort it.  A leaver's death does not.
 - A plan that was made on another epoch than the committed one is refused; one that has a machine
   known to be dead is not begun.  For both the planner makes a better one.
-- When every rank has finished all its steps the job is completed, whatever else was on its way.
+- When every rank has finished all its steps the job is completed, whatever else was on its way.  It
+  ended well when the ranks that had the same state in the first steps have the same at the end.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
@@ -35,6 +37,7 @@ from trainmover.events.catalogue import (
     MachineLaunch,
     MachineLeft,
     PlanReady,
+    RankDescribed,
     RankFinished,
     StandbyAssigned,
     SwitchAborted,
@@ -146,6 +149,7 @@ class SwitcherCore(Decider):
         MachineLeft: noted,
         MachineFailed: noted,
         StandbyAssigned: noted,
+        RankDescribed: noted,
         MachineLaunch: _launched,
         PlanReady: _planned,
         SwitchPrepared: _was_prepared,
@@ -248,6 +252,7 @@ class SwitcherCore(Decider):
                 endpoints=plan.endpoints,
                 endpoint_ranks=plan.endpoint_ranks,
                 limit_seconds=self.limit,
+                joiner_ranks=plan.joiner_ranks,
             ),
             _incident(plan),
         )
@@ -312,14 +317,21 @@ class SwitcherCore(Decider):
     def _complete(self) -> None:
         if self.plan is not None:
             self.do(CancelTimer(f"limit:{self.plan.epoch}"))
-        digests = {finished.digest for finished in self._finished.values()}
+        digests = {rank: finished.digest for rank, finished in sorted(self._finished.items())}
         self.say(
             JobCompleted(
                 steps=max(finished.step for finished in self._finished.values()),
-                digest=self._finished[0].digest,
-                identical=len(digests) == 1,
+                digest=_digest_of(list(digests.values())),
+                identical=self.roster.described.agree(digests),
             )
         )
+
+
+def _digest_of(digests: list[str]) -> str:
+    """One digest for all ranks: theirs where it is the same, else one over theirs, by rank."""
+    if len(set(digests)) == 1:
+        return digests[0]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _incident(plan: PlanReady) -> str | None:

@@ -103,7 +103,7 @@ class Groups(Mapping[str, tuple[int, ...]]):
     """The groups of a job by name; see the module.
 
     Args:
-        listed: groups given by their ranks, in group-rank order.
+        listed: groups given by their ranks, in group-rank order, or by a row of ranks.
         grids: groups given by grids; no two grids have an axis of the same name.
 
     Raises:
@@ -111,9 +111,13 @@ class Groups(Mapping[str, tuple[int, ...]]):
     """
 
     def __init__(
-        self, listed: Mapping[str, tuple[int, ...]] | None = None, grids: Iterable[Grid] = ()
+        self,
+        listed: Mapping[str, tuple[int, ...] | Row | Listed] | None = None,
+        grids: Iterable[Grid] = (),
     ) -> None:
-        self.listed = {name: Listed(ranks) for name, ranks in (listed or {}).items()}
+        self.listed = {
+            name: Listed(ranks) if isinstance(ranks, tuple) else ranks for name, ranks in (listed or {}).items()
+        }
         self.grids = tuple(grids)
         self._lanes: dict[str, tuple[Grid, Axis]] = {}
         self._lists_of: dict[int, list[str]] = {}

@@ -1,0 +1,72 @@
+"""Reasons: why a seat is not filled, in words for the operator.
+
+What lives here: pure functions from what is known of a seat to a sentence that says what happened, to
+whom, and what to do.  What never lives here: the decision.
+"""
+
+from __future__ import annotations
+
+from trainmover.events.catalogue import MAX_TEXT, JobFailed, JobHeld
+from trainmover.services.roster import Roster
+
+
+def why_unsourced(roster: Roster, seat: int) -> str:
+    """Why nobody could get this seat's state; empty when somebody can."""
+    rank = roster.unsourced(seat) if roster.all_described else None
+    if rank is None:
+        return ""
+    return (
+        f"the state of rank {rank} is on no other machine that lives; a second data-parallel replica of it, "
+        f"on another machine, would have it"
+    )
+
+
+def why_uncovered(roster: Roster, seat: int) -> str:
+    """Why no spare can be warm in this seat's role; empty when one can, now or later."""
+    role = roster.role_of(seat)
+    if role is None:
+        return (
+            f"position {seat} has a role of its own among too many: nothing was recorded for it"
+            if roster.roles
+            else ""
+        )
+    if roster.recorded(role) != "failed":
+        return ""
+    return (
+        f"no spare can be warm in the role {role.name}, which was not recorded "
+        f"({roster.why_not_recorded(role)}); see --recording-limit and --recordings"
+    )
+
+
+def held(roster: Roster, incident: str, seat: int, leaver: str) -> JobHeld | JobFailed:
+    """What there is to say when a seat stays empty: the job waits, or fails where it says so."""
+    fails = roster.job is not None and roster.job.on_exhausted == "fail"
+    where = f"{leaver} (position {seat})"
+    for why in (why_unsourced(roster, seat), why_uncovered(roster, seat)):
+        if why:
+            reason = f"nobody can take the place of {where}: {why}"[:MAX_TEXT]
+            return JobFailed(reason=reason) if fails else JobHeld(incident=incident, reason=reason)
+    reason = f"no standby is left to take the place of {where}"
+    if fails:
+        return JobFailed(reason=f"{reason}; start the job with more standbys")
+    again = roster.joined.get(leaver)
+    back = again is not None and (leaver, again.incarnation) not in roster.gone
+    advice = (
+        f"{leaver} is back, but its place still has that name: start it under another one"
+        if back
+        else "training waits at its boundary; `trainmover machine` adds one"
+    )
+    return JobHeld(incident=incident, reason=f"{reason}: {advice}")
+
+
+def why_no_move(roster: Roster, machine: str) -> str:
+    """Why a member cannot move now, whoever would take its place; empty when it can."""
+    seat = roster.seat_of(machine)
+    if roster.size == 1:
+        return f"{machine} is the job's only machine: nobody else has its state"
+    if not roster.replaceable or seat is None:
+        return f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"
+    for why in (why_unsourced(roster, seat), why_uncovered(roster, seat)):
+        if why:
+            return f"{machine} cannot be replaced: {why}"[:MAX_TEXT]
+    return ""
