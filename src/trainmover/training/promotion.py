@@ -21,6 +21,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +65,16 @@ class Places:
         }
 
     def of(self, group: Any) -> Place:
-        """In a process group of torch's; None means the default group."""
+        """In a process group of torch's; None means the default group.
+
+        Raises:
+            KeyError: the group is gone, or another back end's.
+        """
         group = group or distributed_c10d._get_default_group()
         return self.named(str(distributed_c10d._world.pg_names[group]))
 
     def named(self, name: str) -> Place:
-        """In a group by its local name."""
-        if name not in self._of:
-            raise JobError(f"rank {self.old} became rank {self.new}, and has no process group named {name!r}")
+        """In a group by its local name; errors as in :meth:`of`."""
         return self._of[name]
 
     def of_size(self, size: int) -> list[Place]:
@@ -114,7 +117,8 @@ def follow(
         if name in communicator.groups:  # not another back end's
             world.pg_group_ranks[group] = {rank: at for at, rank in enumerate(places.of(group).new_ranks)}
     for thing, update in look() if found is None else found:
-        update(thing, places)
+        with suppress(KeyError):  # its group is gone, or another back end's: it follows nobody
+            update(thing, places)
     _forget_what_was_derived(places)
 
 
@@ -286,9 +290,14 @@ def _schedule(schedule: Any, places: Places) -> None:
     """A schedule of several stages on each rank: whose column of the plan it carries out."""
     place = places.of(schedule._stages[0].group)
     schedule.rank = place.new
+    mapping = schedule.stage_index_to_group_rank
+    moved = {i: _index_of(i, mapping, place) for i, rank in mapping.items() if rank == place.old}
+    counter = getattr(schedule, "backward_counter", {})
+    counts = {moved[i]: count for i, count in counter.items()}
+    counter.clear()
+    counter.update(counts)
     if hasattr(schedule, "unsharded_stages"):
-        mapping = schedule.stage_index_to_group_rank
-        schedule.unsharded_stages = {_index_of(i, mapping, place) for i in schedule.unsharded_stages}
+        schedule.unsharded_stages = {moved[i] for i in schedule.unsharded_stages}
 
 
 # -- data and partitions ---------------------------------------------------------------------------
