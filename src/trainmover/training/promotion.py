@@ -133,7 +133,7 @@ def look() -> Found:
     updates = list(_updates())
     numbers: dict[type, int | None] = {}
     found: list[tuple[int, Any]] = []
-    for thing in gc.get_objects():
+    for thing in _everything():
         kind = type(thing)  # not isinstance(), which some types answer slowly, and proxies wrongly
         if kind not in numbers:
             fits = (number for number, (base, _) in enumerate(updates) if base in kind.__mro__)
@@ -142,6 +142,17 @@ def look() -> Found:
         if number is not None:
             found.append((number, thing))
     return [(thing, updates[number][1]) for number, thing in sorted(found, key=lambda item: item[0])]
+
+
+def _everything() -> list[Any]:
+    """All objects that the garbage collector knows, also those that the script has frozen."""
+    frozen = gc.get_freeze_count()
+    if frozen:
+        gc.unfreeze()
+    objects = gc.get_objects()
+    if frozen:
+        gc.freeze()
+    return objects
 
 
 def _updates() -> Iterator[tuple[type, Update]]:
