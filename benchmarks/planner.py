@@ -39,7 +39,7 @@ from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Output, Say
 from trainmover.services.planner import PlannerCore
-from trainmover.topology import Grid, Groups, Layout, delta
+from trainmover.topology import Grid, Groups, Layout, Row, delta
 
 SIZES = (64, 256, 1024, 4096, 16384, 65536, 131072)
 QUICK_SIZES = (64, 1024, 16384, 131072)
@@ -86,7 +86,14 @@ class Job:
         for slot in range(PER_MACHINE):
             where = say.Endpoint(host="10.0.0.1", port=20000 + slot, life=f"{name}-{slot}-0123456789abcdef")
             up = say.RankStarted(
-                machine=name, incarnation="a", slot=slot, mode=mode, generation=1, pid=1, endpoint=where
+                machine=name,
+                incarnation="a",
+                slot=slot,
+                mode=mode,
+                generation=1,
+                pid=1,
+                endpoint=where,
+                role="all" if mode == "sandbox" else "",
             )
             plan = plan_in(self.hear(up))
             if plan is not None:
@@ -118,6 +125,26 @@ def here(name: str) -> say.MachineJoined:
     return say.MachineJoined(machine=name, incarnation="a", host="10.0.0.1", slots=PER_MACHINE, pid=1)
 
 
+def described(rank: int, machine: str, groups: Groups, ranks: int) -> say.RankDescribed:
+    """A rank says which groups it is in; those along the data dimension have the same state."""
+    (_, _), (_, data), (_, tensor) = dims_of(ranks)
+    rows = [
+        say.GroupRow(name=name, first=members.first, stride=members.stride, count=members.size)
+        for name, members in groups.of(rank)
+        if isinstance(members, Row)
+    ]
+    return say.RankDescribed(
+        machine=machine,
+        incarnation="a",
+        slot=rank % PER_MACHINE,
+        rank=rank,
+        generation=1,
+        signature=f"{rank % PER_MACHINE}",
+        state=f"{rank // (data * tensor)}.{rank % tensor}",
+        groups=tuple(rows),
+    )
+
+
 def training(ranks: int) -> Job:
     """A job of this size that has committed its first step and has a recording."""
     job = Job(ranks, PlannerCore(), itertools.count())
@@ -136,9 +163,14 @@ def training(ranks: int) -> Job:
         job.hear(here(name))
     for name in names:
         job.join(name, "live")
-    dims = tuple(say.GridDim(name=name, size=size) for name, size in dims_of(ranks))
-    grid = say.GroupGrid(dims=dims, axes=AXES)
-    job.hear(say.TrainingStarted(generation=1, epoch=1, step=1, groups={}, grids=(grid,)))
+    job.hear(say.TrainingStarted(generation=1, epoch=1, step=1, groups={}))
+    groups = Groups(grids=[Grid(dims_of(ranks), AXES)])
+    for rank in range(ranks):
+        job.hear(described(rank, names[rank // PER_MACHINE], groups, ranks))
+    seats = (say.SeatRow(first=0, count=job.machines),)
+    job.hear(
+        say.RolesFound(generation=1, roles=(say.MachineRole(name="all", seats=seats, representative=1),))
+    )
     for slot in range(PER_MACHINE):
         job.hear(say.RecordingReady(machine=names[1], slot=slot, generation=1, path="/r", steps=2, bytes=1))
     return job

@@ -116,7 +116,8 @@ class Groups(Mapping[str, tuple[int, ...]]):
         grids: Iterable[Grid] = (),
     ) -> None:
         self.listed = {
-            name: Listed(ranks) if isinstance(ranks, tuple) else ranks for name, ranks in (listed or {}).items()
+            name: Listed(ranks) if isinstance(ranks, tuple) else ranks
+            for name, ranks in (listed or {}).items()
         }
         self.grids = tuple(grids)
         self._lanes: dict[str, tuple[Grid, Axis]] = {}
