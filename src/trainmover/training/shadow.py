@@ -8,7 +8,6 @@ that rank's members and names, torch is told, and its calls go to the peers.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import time
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from trainmover.events.catalogue import StandbyParked
 from trainmover.sandbox.player import Player
+from trainmover.training import promotion
 from trainmover.training.residence import Residence
 from trainmover.training.session import Session
 from trainmover.training.state import TrackedState
@@ -37,6 +37,8 @@ class Shadow:
     def __init__(self, session: Session, tracked: TrackedState, player: Player) -> None:
         self.player = player
         self._session, self._tracked = session, tracked
+        self._rank = session.rank
+        self._found: promotion.Found | None = None
         communicator = session.communicator
         communicator.player, communicator.meet = player, session.meet_neighbours
         communicator.on_broken = "raise"
@@ -60,6 +62,8 @@ class Shadow:
             built: when the first iteration could begin.
         """
         session, env, now = self._session, self._session.env, time.monotonic()
+        if dist.is_initialized():
+            self._found = promotion.look()
         released = 0
         if env.park == "released":
             tensors = [tensor for _, tensor in self._tracked.tensors()]
@@ -88,9 +92,9 @@ class Shadow:
         communicator.player, communicator.on_broken = None, "swallow"
         os.environ["RANK"] = os.environ["ROLE_RANK"] = str(session.rank)
         os.environ["GROUP_RANK"] = str(session.rank // session.env.ranks_per_machine)
-        now = {info.name: info.ranks for info in communicator.groups.values()}
-        if dist.is_initialized() and now != before:
-            importlib.import_module("trainmover.training.promotion").follow(communicator, before)
+        if dist.is_initialized():
+            promotion.follow(communicator, before, self._rank, found=self._found)
+        self._rank = session.rank
 
 
 def process_age() -> float:
