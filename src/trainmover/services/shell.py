@@ -90,10 +90,17 @@ class Shell:
         bus: connection to the job's events; the caller closes it.
         drivers: what else makes inputs for the core.
         clock: unix seconds.
+        fresh: makes a new part of an id at each call, unique in the job.
     """
 
     def __init__(
-        self, core: Core, bus: Bus, *, drivers: Sequence[Driver] = (), clock: Clock = time.time
+        self,
+        core: Core,
+        bus: Bus,
+        *,
+        drivers: Sequence[Driver] = (),
+        clock: Clock = time.time,
+        fresh: Callable[[], str] = lambda: uuid.uuid4().hex[:20],
     ) -> None:
         self.core = core
         self.bus = bus
@@ -101,6 +108,7 @@ class Shell:
         self.log = logging.getLogger(f"trainmover.services.{core.name}")
         self._drivers = drivers
         self._clock = clock
+        self._fresh = fresh
         self._inbox: asyncio.Queue[tuple[Envelope, bool]] = asyncio.Queue()
         self._fed: set[str] = set()
         self._logged: set[str] = set()
@@ -281,7 +289,7 @@ class Shell:
 
     def _tell(self, event: Event) -> None:
         """An input made by a driver: it happens once, so its id is a fresh one."""
-        self._make(event, f"{event.type}-{uuid.uuid4().hex[:20]}", None)
+        self._make(event, f"{event.type}-{self._fresh()}", None)
 
     def _make(self, event: Event, name: str, cause: str | None) -> None:
         envelope = Envelope(
