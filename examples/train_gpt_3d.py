@@ -171,8 +171,8 @@ def cut(stage: Stage, mesh: DeviceMesh) -> None:
     need one sum between them.  Norms stay whole on every rank.
     """
     plan: dict[str, Any] = {
-        "embedding.token": RowwiseParallel(input_layouts=Replicate()),
-        "embedding.place": RowwiseParallel(input_layouts=Replicate()),
+        "embedding.token": ColwiseParallel(output_layouts=Replicate()),
+        "embedding.place": ColwiseParallel(output_layouts=Replicate()),
         "blocks.*.attention.qkv": ColwiseParallel(),
         "blocks.*.attention.out": RowwiseParallel(),
         "blocks.*.mlp.0": ColwiseParallel(),
@@ -192,10 +192,11 @@ def local(tensor: Tensor) -> Tensor:
 # -- data parallel: the same stage in several pipelines --------------------------------------------
 
 
-class Replicated:
+class Replicated(nn.Module):
     """Every data rank has all of its stage's optimizer state; gradients are averaged."""
 
     def __init__(self, groups: list[list[nn.Parameter]], ranks: dist.ProcessGroup) -> None:
+        super().__init__()
         self.groups, self.ranks = groups, ranks
 
     def before_forward(self) -> None:
@@ -372,12 +373,7 @@ def arguments() -> argparse.Namespace:
     add("--data-ranks", type=int, default=2, help="pipelines side by side")
     add("--pipe-ranks", type=int, default=3, help="stages of a pipeline")
     add("--tensor-ranks", type=int, default=2, help="parts of each matrix")
-    add(
-        "--optimizer",
-        choices=("plain", "sharded"),
-        default="plain",
-        help="sharded: a slice on each data rank",
-    )
+    add("--optimizer", choices=("plain", "sharded"), default="plain", help="sharded: over the data ranks")
     add("--compile", action="store_true", help="compile the stage with torch.compile")
     add("--data", type=Path, default=None, help="a file; default: the standard library")
     add("--data-limit", type=int, default=2_000_000, help="bytes of text to read at most")
@@ -435,33 +431,23 @@ def main() -> None:
     norms = [p for p in model.parameters() if p.dim() < 2]  # whole on each, and left alone
     kind = Sharded if args.optimizer == "sharded" else Replicated
     parallel = kind([matrices, norms], mesh["data"].get_group())
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": parameters, "weight_decay": decay}
-            for parameters, decay in zip(parallel.groups, (args.weight_decay, 0.0), strict=True)
-        ],
-        lr=args.lr,
-        betas=(0.9, 0.95),
-    )
+    decayed, others = parallel.groups
+    groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate(step, args.warmup, args.steps)
     )
     text = read_text(args.data, args.data_limit)
-    data = Batches(
-        text, args.microbatch_size * args.microbatches, args.context, seed=args.seed, stream=stream
-    )
+    batch_size = args.microbatch_size * args.microbatches
+    data = Batches(text, batch_size, args.context, seed=args.seed, stream=stream)
     torch.manual_seed(args.seed * 2003 + stream * args.pipe_ranks + index)  # dropout: one for each stage
     if job.rank == 0:
         print(f"data x pipe x tensor = {tuple(mesh.shape)}, {args.optimizer} optimizer", flush=True)
 
     times: list[float] = []
     before = time.perf_counter()
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": data}
-    if isinstance(parallel, Sharded):
-        state["slices"] = parallel
-    job.track(**state)  # (3)
+    job.track(model=model, parallel=parallel, optimizer=optimizer, scheduler=scheduler, data=data)  # (3)
     for step in job.steps(args.steps):  # (4)
-        loss = None
         with step:
             x, y = data.next_batch()
             model.zero_grad()
@@ -470,8 +456,7 @@ def main() -> None:
             given = (x,) if stage.is_first else ()
             wanted = {"target": y, "losses": losses} if stage.is_last else {}
             schedule.step(*given, return_outputs=False, **wanted)
-            if stage.is_last:
-                loss = torch.stack(losses).mean()
+            loss = torch.stack(losses).mean() if stage.is_last else None
             parallel.after_backward()
             norm = clip(parallel.groups, args.clip, mesh, parallel.summed_over())
             step.log(loss=loss, norm=norm)  # (5) before optimizer.step(); the mean is over those that have it
@@ -482,7 +467,7 @@ def main() -> None:
             stage, schedule = pipeline(model, mesh, config, args.microbatch_size, args.microbatches)
         tells = mesh.get_coordinate() == (0, args.pipe_ranks - 1, 0)  # the first with a loss
         if tells and step.committed and int(step) % args.print_every == 0:
-            print(f"step {step}  loss {loss.item():.4f}", flush=True)
+            print(f"step {step}  loss {step.metrics['loss']:.4f}", flush=True)
         now = time.perf_counter()
         times.append(now - before)
         before = now
