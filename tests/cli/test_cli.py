@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from trainmover.cli import display, run, tables
 from trainmover.cli.app import app
+from trainmover.errors import ConfigError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.events.log import write_log
@@ -98,6 +99,46 @@ def test_options_after_the_script_are_its_own(monkeypatch: pytest.MonkeyPatch, t
     assert str(seen[0].faults[0]) == "kill:machine=m1,step=2"
 
 
+def test_how_standbys_are_warmed_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Memory, place and size of recordings are options; a size has a unit, a folder becomes absolute."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    seen = []
+    monkeypatch.setattr(run, "_drive", lambda config, *_, **__: seen.append(config) or 0)
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "run",
+        "--standby-memory",
+        "sequential",
+        "--recordings",
+        "kept",
+        "--recording-limit",
+        "1.5 GiB",
+    ]
+    assert CliRunner().invoke(app, [*arguments, str(script)]).exit_code == 0
+    assert CliRunner().invoke(app, ["run", "--recordings", "s3://bucket/x", str(script)]).exit_code == 0
+    assert (seen[0].standby_memory, seen[0].recordings) == ("sequential", str(tmp_path / "kept"))
+    assert seen[0].recording_limit_bytes == 3 * 2**29
+    assert (seen[1].standby_memory, seen[1].recordings) == ("resident", "s3://bucket/x")
+    assert seen[1].recording_limit_bytes == 2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("17", 17), ("2k", 2000), ("2 KiB", 2048), ("1.5MB", 1_500_000), ("3g", 3 * 10**9)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
+    """A number and a unit, decimal or binary."""
+    assert run.bytes_of(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "2 XB", "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """What cannot be read is told with an example."""
+    with pytest.raises(ConfigError, match="512MiB"):
+        run.bytes_of(text)
+
+
 def test_the_demo_kills_and_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo runs the packaged example with one kill and one later move."""
     seen = []
@@ -125,7 +166,9 @@ def test_the_report_table_fits_a_terminal() -> None:
     """The table at the end has all columns in 80 characters."""
     phases = {"detect": 1.234, "plan": 0.012, "prepare": 0.2, "copy": 0.05, "switch": 0.01}
     incident = IncidentReport("inc-1", "failure", "m1", "m3", 120, 2.345, 3.21, 0, 1, phases)
-    report = Report(0, 200, "d" * 64, [1.0], 0.5, 1.1, 0.001, [incident], ["something is odd"])
+    report = Report(
+        0, 200, "d" * 64, [1.0], 0.5, 1.1, 0.001, [incident], {"first": 3000, "last": 5}, ["something is odd"]
+    )
     out = io.StringIO()
     Console(file=out, width=80).print(tables.report_group(report))
     text = out.getvalue()
@@ -146,6 +189,7 @@ def test_the_report_table_fits_a_terminal() -> None:
     assert text.split()[: len(heads)] == heads
     row = "failure m1→m3 120 1.23 s 12 ms 0.20 s 50 ms 10 ms 2.35 s 3.21 0 1"
     assert row in " ".join(text.split())
+    assert "recordings: first 2.9 KiB, last 5 B" in text
     assert "warning: something is odd" in text
 
 

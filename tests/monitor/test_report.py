@@ -51,6 +51,7 @@ def test_the_file_has_exactly_the_agreed_fields(story) -> None:
         "joiner_first_step_ratio",
         "stayer_peak_memory_growth",
         "incidents",
+        "recordings",
     }
     assert set(found["incidents"][0]) == {
         "id",

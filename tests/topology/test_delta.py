@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.steps import steps_of
@@ -65,6 +65,7 @@ def test_neighbours_that_leave_together(data: st.DataObject, old: Layout) -> Non
     assert change == delta(old, new, groups) == delta(old, new, dict(groups))
 
 
+@settings(deadline=None)
 @given(replacements())
 def test_no_more_than_the_links_of_who_changes(case: Case) -> None:
     """At most the links of leavers are dropped and those of joiners made; counted from their ranks alone."""

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from trainmover.cli.tables import incident_lines, machines_table, progress_line
+from trainmover.cli.tables import incident_lines, machines_table, progress_line, role_lines
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.monitor.facts import sentence
@@ -38,6 +38,8 @@ TOLD = frozenset(
         "link.repair",
         "move.requested",
         "move.refused",
+        "recording.failed",
+        "roles.found",
         "standby.parked",
         "standby.assigned",
         "standby.replenish",
@@ -93,6 +95,7 @@ class LiveDisplay:
         return Group(
             progress_line(self.view),
             machines_table(self.view),
+            *role_lines(self.view),
             *incident_lines(self.view, time.time()),
             *(Text(text, "dim") for text in self._notices),
         )

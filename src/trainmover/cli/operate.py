@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from trainmover.cli.access import Access, BusOption, JobOption, find
-from trainmover.cli.tables import incident_lines, machines_table, progress_line
+from trainmover.cli.tables import incident_lines, machines_table, progress_line, role_lines
 from trainmover.errors import BusError, ConfigError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
@@ -39,7 +39,7 @@ def status(
     console.print(f"job {view.job}", highlight=False)
     console.print(progress_line(view))
     console.print(machines_table(view))
-    for line in incident_lines(view, time.time()):
+    for line in (*role_lines(view), *incident_lines(view, time.time())):
         console.print(line)
 
 
@@ -82,8 +82,20 @@ def view_as_json(view: ClusterView) -> dict[str, Any]:
                 "step": machine.step,
                 "ranks": list(machine.ranks),
                 "note": machine.note,
+                "role": role.name if (role := view.roles.at(machine.position)) is not None else None,
+                "parked": machine.warmth.parked,
+                "warming": machine.warmth.under_way,
+                "warm_up_seconds": machine.warmth.seconds,
             }
             for machine in view.by_position()
+        ],
+        "roles": [
+            role.model_dump(mode="json")
+            | {
+                "recorded_bytes": view.roles.sizes.get(role.name),
+                "not_recorded": view.roles.failed.get(role.name),
+            }
+            for role in (view.roles.found.roles if view.roles.found is not None else ())
         ],
         "incidents": [
             {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,7 @@ from trainmover.monitor.steps import read_steps
 from trainmover.monitor.timeline import build_timeline
 
 EXAMPLE = "train_gpt.py"
+RECORDING_LIMIT = "2GiB"
 DEMO_STEPS, FAST_STEPS = 100, 160
 """So many that a standby is warm when it is needed; the fast model's steps are much shorter."""
 
@@ -36,6 +38,13 @@ class OnExhausted(StrEnum):
 
     HOLD = "hold"
     FAIL = "fail"
+
+
+class StandbyMemory(StrEnum):
+    """What a standby keeps in memory once it is warm."""
+
+    RESIDENT = "resident"
+    SEQUENTIAL = "sequential"
 
 
 MachinesOption = Annotated[int, typer.Option(min=1, metavar="N", help="Machines that train.")]
@@ -84,6 +93,23 @@ def run(
     on_exhausted: Annotated[
         OnExhausted, typer.Option(help="When a machine is lost and no standby is left.")
     ] = OnExhausted.HOLD,
+    standby_memory: Annotated[
+        StandbyMemory,
+        typer.Option(
+            help="Tensors that a standby keeps: of all roles that it is warm in, or of the first one only."
+        ),
+    ] = StandbyMemory.RESIDENT,
+    recordings: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default=False,
+            help="Folder or fsspec URL for what standbys are warmed with. Default: in the run folder.",
+        ),
+    ] = None,
+    recording_limit: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most that one rank records, for example 512MiB.")
+    ] = RECORDING_LIMIT,
 ) -> None:
     """Run a training script on machines of this computer, with standbys that take over.
 
@@ -102,6 +128,9 @@ def run(
         faults=tuple(FaultSpec.parse(text) for text in fault or ()),
         on_exhausted=on_exhausted.value,
         bus=bus,
+        standby_memory=standby_memory.value,
+        recordings=place_of(recordings),
+        recording_limit_bytes=bytes_of(recording_limit),
     )
     raise typer.Exit(_drive(config, run_dir, report, picture=False))
 
@@ -156,6 +185,32 @@ def demo(
         faults=faults,
     )
     raise typer.Exit(_drive(config, run_dir, None, picture=True))
+
+
+UNITS = {"": 1} | {
+    f"{prefix}{suffix}".lower(): base ** (power + 1)
+    for power, prefix in enumerate("kmgt")
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
+
+
+def bytes_of(text: str) -> int:
+    """A size as people write it: a number and perhaps a unit (``512MiB``, ``1.5 GB``, ``4096``).
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in UNITS:
+        raise ConfigError(f"{text!r} is no size; give a number and a unit, for example 512MiB or 4GB")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def place_of(recordings: str | None) -> str:
+    """Where recordings go: a URL as it is, a folder as an absolute path; empty for the default."""
+    if not recordings or "://" in recordings:
+        return recordings or ""
+    return str(Path(recordings).absolute())
 
 
 def example_script() -> Path:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from trainmover.monitor.report import Report
 from trainmover.monitor.view import ClusterView, MachineView
+from trainmover.services.roles import MAX_ROLES, seat_count
 
 STATE_STYLES = {
     "training": "green",
@@ -45,6 +46,9 @@ def machines_table(view: ClusterView) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("machine", "position", "state"):
         table.add_column(title)
+    roles = view.roles.found is not None
+    if roles:
+        table.add_column("role", overflow="fold")
     for title in ("step", "cpu", "memory"):
         table.add_column(title, justify="right")
     table.add_column("note", overflow="fold")
@@ -53,7 +57,8 @@ def machines_table(view: ClusterView) -> Table:
     hidden = gone[: max(0, len(gone) - GONE_SHOWN)]
     for machine in listed:
         if machine not in hidden:
-            table.add_row(*_machine_row(machine))
+            name, position, state, *rest = _machine_row(machine)
+            table.add_row(name, position, state, *([role_text(view, machine)] if roles else []), *rest)
     if hidden:
         table.add_row(f"and {len(hidden)} more that are gone", style="dim")
     return table
@@ -71,6 +76,55 @@ def _machine_row(machine: MachineView) -> tuple[RenderableType, ...]:
         f"{machine.rss_bytes / 2**20:.0f} MiB" if beats else "-",
         machine.note,
     )
+
+
+def role_text(view: ClusterView, machine: MachineView) -> str:
+    """The role of a member; of a spare, those that it is warm in."""
+    role = view.roles.at(machine.position)
+    if role is not None:
+        return role.name
+    if not machine.alive or not machine.warmth.asked:
+        return "-"
+    parked, coming = ", ".join(machine.warmth.parked), ", ".join(machine.warmth.under_way)
+    return "; ".join(part for part in (parked, f"warming {coming}" if coming else "") if part)
+
+
+def role_lines(view: ClusterView) -> list[Text]:
+    """Which roles there are, and what no standby can do."""
+    found, total = view.roles.found, view.roles.total
+    if found is None:
+        return []
+    machines = sum(seat_count(role) for role in found.roles) + found.unlisted
+    covered = min(MAX_ROLES, len(found.roles) - len(view.roles.failed))
+    lines = []
+    if total == machines > 1:
+        text = f"no general standby is possible: all {machines} machines have roles of their own"
+        lines.append(Text(f"{text}; a standby covers {covered} of them", "yellow"))
+    elif total <= MAX_ROLES:
+        names = ", ".join(f"{role.name} ({_machines(seat_count(role))})" for role in found.roles)
+        lines.append(Text(f"roles: {names}"))
+    else:
+        lines.append(
+            Text(f"{total} roles on {machines} machines; a standby covers {covered} of them", "yellow")
+        )
+    lines += [
+        Text(f"no standby can be warm in the role {role}: {reason}", "yellow")
+        for role, reason in view.roles.failed.items()
+    ]
+    return lines
+
+
+def _machines(count: int) -> str:
+    return "1 machine" if count == 1 else f"{count} machines"
+
+
+def size(count: float) -> str:
+    """A number of bytes for a person."""
+    units = ["KiB", "MiB", "GiB", "TiB"]
+    unit = "B"
+    while count >= 1024 and units:
+        count, unit = count / 1024, units.pop(0)
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def progress_line(view: ClusterView) -> Text:
@@ -138,6 +192,9 @@ def report_group(report: Report) -> Group:
         figures.append(f"a joiner's first step took {number(report.joiner_first_step_ratio)} median steps")
     if growth is not None:
         figures.append(f"a stayer's peak memory grew by {growth:.1%} at most")
+    if report.recordings:
+        sizes = ", ".join(f"{role} {size(count)}" for role, count in report.recordings.items())
+        figures.append(f"recordings: {sizes}")
     parts: list[RenderableType] = [Text(line) for line in figures]
     parts += [Text(f"warning: {problem}", "bold red") for problem in report.problems]
     if report.incidents:

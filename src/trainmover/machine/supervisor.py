@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import psutil
 
@@ -76,6 +76,9 @@ class RunConfig:
     faults: tuple[FaultSpec, ...] = ()
     on_exhausted: str = "hold"
     bus: str | None = None
+    standby_memory: Literal["resident", "sequential"] = "resident"
+    recordings: str = ""
+    recording_limit_bytes: int = 2 * 2**30
 
     def check(self) -> None:
         """Refuse what cannot work before anything is started.
@@ -187,6 +190,9 @@ class LocalRun:
             run_dir=str(self.run_dir.path),
             on_exhausted="fail" if self.config.on_exhausted == "fail" else "hold",
             faults=tuple(str(spec) for spec in self.config.faults),
+            standby_memory=self.config.standby_memory,
+            recordings=self.config.recordings,
+            recording_limit_bytes=self.config.recording_limit_bytes,
         )
 
     def _start_machine(self, name: str | None = None, *, spare: bool = False) -> None:

@@ -47,6 +47,18 @@ def _who(plan: say.PlanReady) -> str:
     return f", {_many(plan.leavers)} -> {_many(plan.joiners)}" if plan.leavers else ""
 
 
+def _in(role: str) -> str:
+    return f" in the role {role}" if role not in ("", "all") else ""
+
+
+def _roles(event: say.RolesFound) -> str:
+    if len(event.roles) == 1:
+        return "all machines have the same role"
+    shown = ", ".join(role.name for role in event.roles[:8])
+    more = len(event.roles) + event.unlisted - 8
+    return f"machines have the roles {shown}{f' and {more} more' if more > 0 else ''}"
+
+
 _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
     say.JobSubmitted: lambda e: (
         f"{e.script} on {e.machines} machines x {e.ranks_per_machine}, {e.standbys} standbys, seed {e.seed}"
@@ -75,9 +87,15 @@ _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
         f"machine {e.machine} shall move{f' to {e.to}' if e.to else ''}{_because(e.reason)}"
     ),
     say.MoveRefused: lambda e: f"machine {e.machine} does not move{_because(e.reason)}",
-    say.StandbyWarm: lambda e: f"machine {e.machine} warms up as a standby",
-    say.StandbyParked: lambda e: f"machine {e.machine} slot {e.slot} is warm and parked",
-    say.StandbyAssigned: lambda e: f"machine {e.joiner} takes the place of {e.leaver} ({e.kind})",
+    say.RankDescribed: lambda e: f"rank {e.rank} on {e.machine} is in {len(e.groups)} groups",
+    say.RolesFound: _roles,
+    say.RecordingReady: lambda e: f"{e.machine} slot {e.slot} has recorded {e.steps} steps, {e.bytes} bytes",
+    say.RecordingFailed: lambda e: f"{e.machine} slot {e.slot} has not recorded{_because(e.reason)}",
+    say.StandbyWarm: lambda e: f"machine {e.machine} warms up as a standby{_in(e.role)}",
+    say.StandbyParked: lambda e: f"machine {e.machine} slot {e.slot} is warm and parked{_in(e.role)}",
+    say.StandbyAssigned: lambda e: (
+        f"machine {e.joiner} takes the place of {e.leaver} ({e.kind}){_in(e.role)}"
+    ),
     say.StandbyReplenish: lambda e: f"one more standby is wanted{_because(e.reason)}",
     say.PlanReady: lambda e: (
         f"epoch {e.epoch} is planned ({e.kind}{_who(e)}):"

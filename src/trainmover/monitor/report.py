@@ -52,7 +52,10 @@ class IncidentReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``report.json``; ``problems`` is for the reader of the terminal and not in the file."""
+    """``report.json``; ``problems`` is for the reader of the terminal and not in the file.
+
+    ``recordings`` are the bytes of what spares are warmed with, by role.
+    """
 
     seed: int
     steps: int
@@ -62,6 +65,7 @@ class Report:
     joiner_first_step_ratio: float | None
     stayer_peak_memory_growth: float | None
     incidents: list[IncidentReport]
+    recordings: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -91,6 +95,7 @@ def build_report(envelopes: Iterable[Envelope], facts: StepFacts) -> Report:
         joiner_first_step_ratio=_worst(_first_step_ratio(item, facts.steps, typical) for item in over),
         stayer_peak_memory_growth=_worst(_memory_growth(item, facts.steps) for item in over),
         incidents=[_incident(item, facts, typical) for item in over],
+        recordings=view.roles.sizes,
         problems=problems,
     )
 

@@ -17,35 +17,12 @@ from typing import Any, Literal
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.monitor.incidents import IncidentView
+from trainmover.monitor.machines import MachineState, MachineView
+from trainmover.monitor.roles import RolesView
 
-MachineState = Literal[
-    "spare", "starting", "training", "warming", "parked", "joining", "leaving", "failed", "left"
-]
+__all__ = ["ClusterView", "MachineState", "MachineView"]
+
 RATE_SAMPLES = 20
-
-
-@dataclass(slots=True)
-class MachineView:
-    """One life of one machine, as the bus knows it."""
-
-    name: str
-    incarnation: str
-    host: str = ""
-    slots: int = 1
-    state: MachineState = "spare"
-    position: int | None = None
-    note: str = ""
-    step: int | None = None
-    cpu_percent: float = 0.0
-    rss_bytes: int = 0
-    beat: float | None = None
-    ranks: tuple[str, ...] = ()
-    parked_slots: set[int] = field(default_factory=set)
-
-    @property
-    def alive(self) -> bool:
-        """False once it failed or left."""
-        return self.state not in ("failed", "left")
 
 
 @dataclass(slots=True)
@@ -58,6 +35,7 @@ class ClusterView:
         incidents: all incidents in the order in which they were opened, by id.
         step: last committed step index that a sample told of.
         metrics: the metrics of that step.
+        roles: the machine roles of this generation, and their recordings.
     """
 
     phase: Literal["waiting", "starting", "training", "held", "completed", "failed"] = "waiting"
@@ -77,6 +55,7 @@ class ClusterView:
     identical: bool | None = None
     steps: int | None = None
     reason: str = ""
+    roles: RolesView = field(default_factory=RolesView)
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_SAMPLES))
     _moves: dict[str, tuple[float, str]] = field(default_factory=dict)
     _evidence: dict[str, float] = field(default_factory=dict)
@@ -216,6 +195,7 @@ def _link_broken(view: ClusterView, envelope: Envelope, event: say.LinkBroken) -
 def _launch(view: ClusterView, envelope: Envelope, event: say.MachineLaunch) -> None:
     if event.generation > view.generation:
         view.generation, view.started = event.generation, False
+        view.roles = RolesView()
     machine = _life(view, event.machine, event.incarnation)
     if machine is not None:
         machine.state, machine.position = "starting", event.position
@@ -229,19 +209,30 @@ def _launch(view: ClusterView, envelope: Envelope, event: say.MachineLaunch) -> 
     view.phase = "starting"
 
 
+def _roles(view: ClusterView, envelope: Envelope, event: say.RolesFound) -> None:
+    if event.generation == view.generation:
+        view.roles.found = event
+
+
+def _recorded(view: ClusterView, envelope: Envelope, event: say.RecordingReady | say.RecordingFailed) -> None:
+    machine = view.machines.get(event.machine)
+    if machine is not None and machine.position is not None and event.generation == view.generation:
+        view.roles.note_recording(event, machine.position)
+
+
 def _warm(view: ClusterView, envelope: Envelope, event: say.StandbyWarm) -> None:
     machine = _life(view, event.machine, event.incarnation)
     if machine is not None and machine.alive:
-        machine.state, machine.parked_slots = "warming", set()
+        machine.state = "warming"
+        machine.warmth.warm(event)
 
 
 def _parked(view: ClusterView, envelope: Envelope, event: say.StandbyParked) -> None:
     machine = _life(view, event.machine, event.incarnation)
-    if machine is None or machine.state != "warming":
+    if machine is None:
         return
-    machine.parked_slots.add(event.slot)
-    wanted = view.submitted.ranks_per_machine if view.submitted is not None else machine.slots
-    if len(machine.parked_slots) >= wanted:
+    machine.warmth.park(event)
+    if machine.state == "warming" and machine.warmth.complete:
         machine.state = "parked"
 
 
@@ -381,6 +372,9 @@ _CHANGES: dict[type[say.Event], Callable[[ClusterView, Envelope, Any], None]] = 
     say.LeaseReturned: _lease_returned,
     say.RankExited: _rank_exited,
     say.LinkBroken: _link_broken,
+    say.RolesFound: _roles,
+    say.RecordingReady: _recorded,
+    say.RecordingFailed: _recorded,
     say.StandbyWarm: _warm,
     say.StandbyParked: _parked,
     say.StandbyAssigned: _assigned,
