@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
-from tests.ccl.worlds import LIMIT, sum_call, wait_until
+from tests.ccl.worlds import LIMIT, wait_until
+from tests.training.trainees import StandIn, Trainee, undisturbed
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.tags import tag_of
 from trainmover.errors import DecodeError, JobError, LinkError
 from trainmover.events.catalogue import (
     Event,
     JobCompleted,
+    JoinerRank,
     MachineFailed,
     RankFinished,
     RankStarted,
@@ -36,96 +37,14 @@ from trainmover.events.catalogue import (
     SwitchPrepared,
 )
 from trainmover.events.frames import Decoder, encode_frame
-from trainmover.topology.bracket import reduce_in_order
+from trainmover.sandbox.player import Player
 from trainmover.training.boundary import Boundary
 from trainmover.training.environment import Environment
 from trainmover.training.job import Job, Step
 from trainmover.training.live import LiveCourse
 from trainmover.training.session import Released, Session
-from trainmover.training.state import TrackedState
 
 E = TypeVar("E", bound=Event)
-
-GROUP = "g"
-SIZE = 3001
-"""Elements of the one parameter: larger than what is reduced whole would be too slow to matter here."""
-
-
-class Model(nn.Module):
-    """One parameter, and a buffer that every step changes before the vote."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(SIZE))
-        self.register_buffer("seen", torch.zeros(()))
-
-
-class Data:
-    """A rank's position in its data."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-def gradient(rank: int, at: int) -> torch.Tensor:
-    """What a rank finds at a position of its data."""
-    return torch.randn(SIZE, generator=torch.Generator().manual_seed(1000 * at + rank))
-
-
-class Trainee:
-    """What is trained, as every rank makes it."""
-
-    def __init__(self) -> None:
-        self.model, self.data = Model(), Data()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.9)
-        self.tracked = TrackedState()
-
-    def learn(self, total: torch.Tensor, size: int) -> None:
-        """Everything before the vote, once the gradients are summed."""
-        self.model.seen.add_(total.sum())
-        self.model.weight.grad = total / size
-
-
-def undisturbed(size: int, steps: int, ranks_per_machine: int = 1) -> tuple[str, list[float]]:
-    """Digest and losses of a run without any fault, computed without the library."""
-    trainee = Trainee()
-    for name, thing in (
-        ("model", trainee.model),
-        ("optimizer", trainee.optimizer),
-        ("scheduler", trainee.scheduler),
-    ):
-        trainee.tracked.add(name, thing)
-    positions = tuple(rank // ranks_per_machine for rank in range(size))
-    losses = []
-    for at in range(1, steps + 1):
-        parts = [gradient(rank, at) for rank in range(size)]
-        total = reduce_in_order(positions, parts, torch.add)
-        trainee.learn(total, size)
-        means = [torch.tensor([float(part.mean())], dtype=torch.float64) for part in parts]
-        losses.append(float(reduce_in_order(positions, means, torch.add)) / size)
-        trainee.optimizer.step()
-        trainee.scheduler.step()
-    return trainee.tracked.digest(), losses
-
-
-class StandIn:
-    """A recording of nothing: every call returns at once."""
-
-    steps = 1
-    lenient = False
-
-    def play(self, group: str, call: Any) -> None:
-        call.swallow()
-
-    def next_phase(self) -> None:
-        """There is nothing to go on to."""
 
 
 class Doomed(Boundary):
@@ -157,9 +76,18 @@ class Rank:
     """One rank process, as a thread."""
 
     def __init__(
-        self, cluster: Cluster, machine: str, rank: int, *, sandbox: bool = False, slot: int = 0
+        self,
+        cluster: Cluster,
+        machine: str,
+        rank: int,
+        *,
+        sandbox: bool = False,
+        slot: int = 0,
+        role: str = "",
+        recording: str = "",
+        park: str = "resident",
     ) -> None:
-        self.cluster, self.machine, self.slot = cluster, machine, slot
+        self.cluster, self.machine, self.slot, self.role = cluster, machine, slot, role
         self.heard: list[Event] = []
         self.error: BaseException | None = None
         self.dead = False
@@ -168,7 +96,7 @@ class Rank:
         self.ran: list[tuple[int, bool]] = []
         self.hook: Callable[[Step, str], None] = lambda _step, _where: None
         folder = cluster.folder
-        path = str(folder / f"{machine}-{slot}.sock")
+        path = str(folder / f"{machine}-{role}-{slot}.sock")
         server = socket.socket(socket.AF_UNIX)
         server.bind(path)
         server.listen()
@@ -186,22 +114,25 @@ class Rank:
             run_dir=folder,
             secret=b"secret",
             host="127.0.0.1",
-            record=False,
-            recording="",
-            warmup_steps=1,
+            record=cluster.record and not sandbox,
+            recording=recording,
+            warmup_steps=cluster.warmup_steps,
             faults=(),
+            role=role,
+            park=park,
         )
         self.session = Session(env, LIMIT)
         self.line, _ = server.accept()
         server.close()
-        self.trainee = Trainee()
-        player: Any = StandIn() if sandbox else None
-        self.session.communicator.player = player
+        self.trainee = cluster.trainee()
+        player: Any = None
+        if sandbox:
+            player = Player(recording) if recording else StandIn()
         self.course = LiveCourse(self.session, self.trainee.tracked, player)
         self.boundary = Doomed(self.session, self.trainee.tracked)
         self.boundary.die = self._die
         self.course._boundary = self.boundary
-        self.session.communicator.add_group(GROUP, tuple(range(cluster.size)))
+        self.trainee.groups(self.session.communicator)
         self.threads = [
             threading.Thread(target=target, name=f"{machine} {target.__name__}", daemon=True)
             for target in (self._listen, self._main)
@@ -210,7 +141,7 @@ class Rank:
             thread.start()
 
     def __repr__(self) -> str:
-        return f"<{self.machine}.{self.slot}>"
+        return f"<{self.machine}.{self.slot} {self.role}>".replace(" >", ">")
 
     # -- the machine program -------------------------------------------------------------------
 
@@ -228,7 +159,7 @@ class Rank:
 
     def tell(self, event: Event) -> None:
         """Say something to the rank."""
-        if not self.dead:
+        if not self.dead and self.error is None:
             self.line.sendall(encode_frame(event))
 
     def said(self, kind: type[E]) -> list[E]:
@@ -252,16 +183,10 @@ class Rank:
         self.session.start()
         if not self.session.sandbox:
             self.course.begin()
-        job.track(
-            model=trainee.model, optimizer=trainee.optimizer, scheduler=trainee.scheduler, data=trainee.data
-        )
+        trainee.begin(self, job)
         for step in job.steps(self.cluster.steps):
             self.hook(step, "before")
-            trainee.data.at += 1
-            total = gradient(self.session.rank, trainee.data.at)
-            step.log(loss=total.mean())
-            self.session.communicator.run(GROUP, sum_call(total)).wait()
-            trainee.learn(total, self.cluster.size)
+            trainee.step(self, step)
             self.hook(step, "reduced")
             trainee.optimizer.step()
             trainee.scheduler.step()
@@ -308,6 +233,10 @@ class Rank:
 
 class Cluster:
     """Machines, a layout, and what the switcher would say."""
+
+    trainee: type[Trainee] = Trainee
+    record = False
+    warmup_steps = 1
 
     def __init__(self, folder: Path, machines: int, steps: int, ranks_per_machine: int = 1) -> None:
         self.folder, self.steps, self.ranks_per_machine = folder, steps, ranks_per_machine
@@ -371,6 +300,7 @@ class Cluster:
             ranks_per_machine=self.ranks_per_machine,
             leavers=tuple(changes),
             joiners=tuple(changes.values()),
+            joiner_ranks=self.joiner_ranks(machines, changes),
             endpoints=tuple(rank.said(RankStarted)[0].endpoint for rank in members),
             limit_seconds=LIMIT,
         )
@@ -379,6 +309,10 @@ class Cluster:
             if rank.machine in machines or rank.machine in self.layout:
                 rank.tell(event)
         return machines
+
+    def joiner_ranks(self, machines: Sequence[str], changes: dict[str, str]) -> tuple[JoinerRank, ...]:
+        """What the planner says of the joiners' ranks; nothing where ranks do not describe themselves."""
+        return ()
 
     def adopted(self, machines: Sequence[str], kind: str, limit: float = LIMIT) -> None:
         """Wait until everybody works in the epoch, then commit the switch."""
@@ -455,12 +389,16 @@ class Cluster:
             rank.tell(JobCompleted(steps=self.steps, digest=next(iter(digests)), identical=len(digests) == 1))
         for rank in members:
             rank.threads[1].join(LIMIT)
-        digest, losses = undisturbed(self.size, self.steps, self.ranks_per_machine)
         assert [rank.error for rank in members] == [None] * len(members)
-        assert digests == {digest}, "the run must end as if nothing had happened"
+        self.check(members)
+        return members
+
+    def check(self, members: Sequence[Rank]) -> None:
+        """The run must have ended as if nothing had happened."""
+        digest, losses = undisturbed(self.size, self.steps, self.ranks_per_machine)
+        assert {rank.said(RankFinished)[-1].digest for rank in members} == {digest}
         for rank in members:
             assert {index: losses[index] for index in rank.losses} == rank.losses
-        return members
 
     def end(self) -> None:
         """End every thread."""

@@ -17,8 +17,9 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 
 from trainmover.ccl.handshake import Hello, accept, dial
@@ -155,7 +156,8 @@ class Connectors:
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         sock, _ = item.accept()
-                        self._threads.submit(self._hear, sock, heard)
+                        hearing = self._threads.submit(self._hear, sock, heard)
+                        hearing.add_done_callback(partial(_not_heard, sock))
 
     def _hear(self, sock: socket.socket, heard: Callable[[Hello, Arrival], None]) -> None:
         try:
@@ -189,6 +191,12 @@ class Connectors:
 def new_life(machine: str, slot: int) -> str:
     """A name for this process that no other process has."""
     return f"{machine}.{slot}.{os.getpid()}.{os.urandom(4).hex()}"
+
+
+def _not_heard(sock: socket.socket, hearing: Future[None]) -> None:
+    """Close a connection whose turn never came, because the doors were closed before."""
+    if hearing.cancelled():
+        sock.close()
 
 
 def _set_up(sock: socket.socket) -> None:

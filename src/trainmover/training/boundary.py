@@ -279,7 +279,7 @@ class Boundary:
             KEY, "mirror", lambda: self._mirror(group, resolution.committed, private), BOUNDARY_SECONDS
         )
         ended = time.monotonic()
-        self.history = True
+        self.history = self.session.settled = True
         links = sorted(item for item in order.state_links() if self.session.rank in (item.low, item.high))
         table = self._engine.table
         self._engine.call(lambda: table.drop(links))

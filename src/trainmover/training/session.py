@@ -67,6 +67,7 @@ class Session:
         limit: seconds that one collective call may take.
 
     Attributes:
+        settled: this process has its place for good; a standby only once it has the state that belongs there.
         on_place: called on the main thread when a standby has taken its place, with the ranks that each
             of its groups had before, by local name.
     """
@@ -80,7 +81,7 @@ class Session:
         self._completed = False
         self._failed: str | None = None
         self._unfit: str | None = None
-        self._placed = not self.sandbox
+        self.settled = not self.sandbox
         self._neighbours: SandboxPeers | None = None
         self._roles: RolesFound | None = None
         self._on_roles: Callable[[RolesFound], None] | None = None
@@ -217,9 +218,8 @@ class Session:
         """Enter an order's epoch; it is broken at once when it was given up meanwhile."""
         if order.plan is None:
             raise JobError(f"rank {self.rank} has no place in epoch {order.epoch}")
-        if order.place is not None and not self._placed:
-            self._placed = True
-            # The sandbox's links are no links of a real epoch.
+        if order.place is not None and not self.settled:
+            # The links of the sandbox, and of a place that was given up, are not those of this epoch.
             self.communicator.plan = None
             self.on_place(self.communicator.take(order.place))
         plan = self.communicator.as_of_now(order.plan)
@@ -303,12 +303,12 @@ class Session:
                 self.orders.prepared(event.epoch)
             return
         rank = layout.ranks_of(self.env.machine)[self.env.slot]
-        if self._placed and rank != self.rank:
+        if self.settled and rank != self.rank:
             log.error("rank %d cannot become rank %d in epoch %d", self.rank, rank, event.epoch)
             return
         order = Order(event, layout, None)
         place = self.communicator.place()
-        if not self._placed:
+        if not self.settled:
             try:
                 place = place_for(self.communicator, rank, order.told(rank))
             except LinkError as error:
@@ -322,7 +322,7 @@ class Session:
         for other in peers.keys() & set(layout.ranks_of(self.env.machine)):
             peers[other] = replace(peers[other], beside=True)
         plan = Plan(event.epoch, rank, peers, wanted, event.limit_seconds)
-        if not self.orders.add(Order(event, layout, plan, None if self._placed else place)):
+        if not self.orders.add(Order(event, layout, plan, None if self.settled else place)):
             return
 
         def ready(seconds: float, made: int, kept: int) -> None:
