@@ -9,9 +9,9 @@ Whatever is no expert is the same on every rank, and each rank reads its own tex
     torchrun --nproc-per-node 4 examples/train_moe.py               # 2 replicas of 2 ranks
     trainmover run --machines 4 --standbys 1 examples/train_moe.py  # machines can come and go
 
-The lines marked (1) to (5) are what TrainMover asks for.  What ranks tell each other decides shapes
-here; when a machine is lost in the middle of a step, everything received is zero, and a layer to which
-zero tokens come has to work as well as any other.
+The lines marked (1) to (5) are what TrainMover asks for.  Line (4) has a ``with step:`` below it: what
+ranks tell each other decides shapes here, and when a machine is lost in the middle of a step they hear
+zeros that do not fit together.  The step is void then, and begun again.
 """
 
 from __future__ import annotations
@@ -341,16 +341,17 @@ def main() -> None:
     before = time.perf_counter()
     job.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)  # (3)
     for step in job.steps(args.steps):  # (4)
-        x, y = data.next_batch()
-        loss, balance = model(x, y)
-        (loss + args.balance * balance).backward()
-        average(shared, dist.group.WORLD, job.world_size)
-        average(own, replicas, job.world_size)  # tokens of a whole row have met in its experts
-        clip(shared, own, args.clip, sharers)
-        step.log(loss=loss, balance=balance)  # (5) before optimizer.step()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
+        with step:
+            x, y = data.next_batch()
+            loss, balance = model(x, y)
+            (loss + args.balance * balance).backward()
+            average(shared, dist.group.WORLD, job.world_size)
+            average(own, replicas, job.world_size)  # tokens of a whole row have met in its experts
+            clip(shared, own, args.clip, sharers)
+            step.log(loss=loss, balance=balance)  # (5) before optimizer.step()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
         if step.committed and job.rank == 0 and int(step) % args.print_every == 0:
             print(f"step {step}  loss {loss.item():.4f}  balance {balance.item():.3f}", flush=True)
         now = time.perf_counter()
