@@ -119,6 +119,8 @@ async def test_a_process_stands_back_and_comes_forward(priority: Any, policy: st
     await until(lambda: len(_standing(child.pid)) == 2 and set(_standing(child.pid)) == {wanted})
     child.come_forward()
     assert set(_standing(child.pid)) == {(os.SCHED_OTHER, 0)}
+    child.stand_back()
+    assert {policy for policy, _ in _standing(child.pid)} == {os.SCHED_IDLE}
     await child.end(0.0)
 
 

@@ -107,6 +107,7 @@ def test_a_gap_waits_for_its_role_and_that_comes_next(kit: Kit) -> None:
     assert warmed(bench) == ["first", "last"]
     bench.hear(kit.parked("s0", role="last"))
     assert [(e.joiner, e.role) for e in bench.said if isinstance(e, say.StandbyAssigned)] == [("s0", "last")]
+    assert warmed(bench) == ["first", "last"], "nothing is started beside the switch"
 
 
 def test_the_spare_of_the_least_other_use_is_taken(kit: Kit) -> None:

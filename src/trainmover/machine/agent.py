@@ -16,7 +16,7 @@ The rules of the file:
   at once, or out of the log after having been frozen for a minute.
 - When the bus is away, ranks go on; what there is to say waits in the bus port.
 
-Each life ends with an exit code for whoever started it; see :data:`EXITS`.
+Each life ends with an exit code for whoever started it; see :data:`~trainmover.machine.lives.EXITS`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from trainmover.errors import BusError
 from trainmover.events import catalogue as say
@@ -38,45 +37,23 @@ from trainmover.events.bus import Bus
 from trainmover.events.envelope import Envelope
 from trainmover.machine import environment
 from trainmover.machine.children import Exit
+from trainmover.machine.lives import EXITS, Ending, MachineConfig
 from trainmover.machine.rank_socket import RankLine, RankSocket
 from trainmover.machine.ranks import Rank, Ranks
 from trainmover.machine.relay import Relay
 from trainmover.machine.vitals import GpuVitals, ProcessVitals
 
-BEAT_SECONDS: Final = 0.25
 RELEASE_PATIENCE: Final = 5.0
 FINISH_PATIENCE: Final = 300.0
 """How long ranks may take to end by themselves once the job is completed."""
 GOODBYE_SECONDS: Final = 3.0
 """How long a machine tries to get its last events into the log."""
 
-Ending = Literal["completed", "job failed", "fenced", "released", "stopped"]
-
-EXITS: Final[dict[Ending, int]] = {"completed": 0, "released": 0, "stopped": 0, "job failed": 1, "fenced": 3}
-"""Exit code of the program by how its life ended."""
+__all__ = ["EXITS", "Agent", "Ending", "MachineConfig"]
 
 AREAS: Final = ("job", "machine", "move", "roles", "standby", "switch")
 
 log = logging.getLogger("trainmover.machine")
-
-
-@dataclass(frozen=True, slots=True)
-class MachineConfig:
-    """What a machine program is told by whoever starts it.
-
-    Attributes:
-        name: unique in the job.
-        slots: most ranks that may run here.
-        host: address under which other machines reach this one's ranks.
-        secret: the job's secret, hex.
-        beat_seconds: seconds between heartbeats.
-    """
-
-    name: str
-    slots: int = 1
-    host: str = "127.0.0.1"
-    secret: str = ""
-    beat_seconds: float = BEAT_SECONDS
 
 
 class Agent:
@@ -213,6 +190,7 @@ class Agent:
 
     async def _on_assigned(self, event: say.StandbyAssigned) -> None:
         if (event.joiner, event.joiner_incarnation) == (self.config.name, self.incarnation):
+            self._ranks.come_forward(event.role)
             self._relay.assigned(event)
 
     async def _on_failed(self, event: say.MachineFailed) -> Ending | None:
@@ -232,7 +210,7 @@ class Agent:
         if not self._joined or self.config.name not in (*event.machines, *event.leavers):
             return
         if self.config.name in event.machines:
-            self._ranks.come_forward()
+            self._ranks.come_forward(self._relay.role)
         self._relay.prepare(event)
 
     async def _on_aborted(self, event: say.SwitchAborted) -> None:

@@ -167,6 +167,12 @@ class Child:
         for process in (self.pid, *(other.pid for other in _offspring(self.pid))):
             come_forward(process)
 
+    def stand_back(self) -> None:
+        """Idle priority from now on, where that can be taken back: something else comes first."""
+        if may_come_forward():
+            for process in (self.pid, *(other.pid for other in _offspring(self.pid))):
+                stand_back(process)
+
     def last_words(self) -> str:
         """The last lines of its log since it was started; empty without a log."""
         if self.log is None:
@@ -199,6 +205,14 @@ def come_forward(pid: int) -> None:
                 if hasattr(os, "SCHED_IDLE"):
                     os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
                 os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+
+
+def stand_back(pid: int) -> None:
+    """Give each thread of a process idle priority; only where the system has such a thing."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task") if hasattr(os, "SCHED_IDLE") else ():
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
 
 
 def may_come_forward() -> bool:

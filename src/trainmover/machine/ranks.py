@@ -205,11 +205,17 @@ class Ranks:
             if rank.line is not None and mode in (None, rank.mode):
                 rank.line.send(event)
 
-    def come_forward(self) -> None:
-        """They are needed, now or soon: standbys that warm up at idle priority go on at normal one."""
+    def come_forward(self, role: str = "") -> None:
+        """They are needed, now or soon: standbys that warm up at idle priority go on at normal one.
+
+        With a role only those that are warm in it; the others stand back again.
+        """
         for rank in self._ranks:
             if rank.mode == "sandbox" and rank.child.exit is None:
-                rank.child.come_forward()
+                if role in ("", rank.role):
+                    rank.child.come_forward()
+                else:
+                    rank.child.stand_back()
 
     def kill(self) -> None:
         """SIGKILL all of them at once; :meth:`end` waits for it."""

@@ -26,23 +26,22 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import psutil
 
-from trainmover.errors import BusError, ConfigError, TrainMoverError
+from trainmover.errors import BusError, TrainMoverError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Bus
 from trainmover.events.envelope import Envelope
 from trainmover.events.log import read_stream, write_log
 from trainmover.events.nats_bus import NatsBus
 from trainmover.events.server import NatsServer
-from trainmover.faults import FaultSpec
 from trainmover.machine import registry
 from trainmover.machine.agent import FINISH_PATIENCE
 from trainmover.machine.children import Child, Exit, Priority, may_come_forward, until_dead
+from trainmover.machine.runconfig import RunConfig
 from trainmover.machine.rundir import RunDir
 
 SERVICES: Final = ("health", "standby", "planner", "switcher")
@@ -57,42 +56,12 @@ SERVICE_PATIENCE: Final = 3.0
 QUIET_SECONDS: Final = 2.0
 """After a switch no program is started for so long: the first steps have the computer to themselves."""
 
+__all__ = ["LocalRun", "RunConfig"]
+
 Observer = Callable[[Envelope], None]
 Notice = Callable[[str], None]
 
 log = logging.getLogger("trainmover.driver")
-
-
-@dataclass(frozen=True, slots=True)
-class RunConfig:
-    """What the user asked for; see ``trainmover run --help``."""
-
-    script: Path
-    args: tuple[str, ...] = ()
-    machines: int = 1
-    ranks_per_machine: int = 1
-    standbys: int = 0
-    seed: int = 0
-    faults: tuple[FaultSpec, ...] = ()
-    on_exhausted: str = "hold"
-    bus: str | None = None
-    standby_memory: Literal["resident", "sequential"] = "resident"
-    recordings: str = ""
-    recording_limit_bytes: int = 2 * 2**30
-
-    def check(self) -> None:
-        """Refuse what cannot work before anything is started.
-
-        Raises:
-            ConfigError: says which part, and what would be right.
-        """
-        if not self.script.is_file():
-            raise ConfigError(f"the script {self.script} does not exist")
-        names = {f"m{number}" for number in range(self.machines + self.standbys)}
-        for spec in self.faults:
-            if spec.machine not in names and not spec.machine.startswith("m"):
-                known = f"m0 to m{len(names) - 1}"
-                raise ConfigError(f"fault {spec}: there will be no machine {spec.machine}, only {known}")
 
 
 class LocalRun:

@@ -178,11 +178,14 @@ class StandbyCore(Decider):
     # -- settling ----------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """One round: roles, spares, then gaps, then a new gap or a request for a spare."""
+        """One round: roles, gaps, then spares, then a new gap or a request for a spare.
+
+        Gaps before spares: a spare that is needed now is not sent to warm its next role.
+        """
         if self._find_roles():
             return True
-        moved = [self._advance_spare(spare) for spare in self._due()]
-        moved += [self._advance_gap(gap) for gap in self._in_order()]
+        moved = [self._advance_gap(gap) for gap in self._in_order()]
+        moved += [self._advance_spare(spare) for spare in self._due()]
         return any(moved) or self._open_gap() or self._replenish()
 
     def _find_roles(self) -> bool:

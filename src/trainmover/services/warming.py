@@ -34,7 +34,8 @@ class Warming:
 
     def has(self, spare: SpareMachine, role: MachineRole) -> bool:
         """All slots of the spare are parked in this role."""
-        return role.name in spare.warmed and self._all_slots(spare, role.name)
+        current = spare.generation == self._roster.generation
+        return current and role.name in spare.warmed and self._all_slots(spare, role.name)
 
     def busy(self, spare: SpareMachine) -> bool:
         """The role that it was asked for last is not parked yet."""

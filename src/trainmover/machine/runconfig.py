@@ -1,0 +1,42 @@
+"""What ``trainmover run`` was asked for, as one value that is checked before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainmover.errors import ConfigError
+from trainmover.faults import FaultSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """What the user asked for; see ``trainmover run --help``."""
+
+    script: Path
+    args: tuple[str, ...] = ()
+    machines: int = 1
+    ranks_per_machine: int = 1
+    standbys: int = 0
+    seed: int = 0
+    faults: tuple[FaultSpec, ...] = ()
+    on_exhausted: str = "hold"
+    bus: str | None = None
+    standby_memory: Literal["resident", "sequential"] = "resident"
+    recordings: str = ""
+    recording_limit_bytes: int = 2 * 2**30
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is started.
+
+        Raises:
+            ConfigError: says which part, and what would be right.
+        """
+        if not self.script.is_file():
+            raise ConfigError(f"the script {self.script} does not exist")
+        names = {f"m{number}" for number in range(self.machines + self.standbys)}
+        for spec in self.faults:
+            if spec.machine not in names and not spec.machine.startswith("m"):
+                known = f"m0 to m{len(names) - 1}"
+                raise ConfigError(f"fault {spec}: there will be no machine {spec.machine}, only {known}")
