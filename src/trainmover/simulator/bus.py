@@ -1,0 +1,404 @@
+"""A simulated bus: the promises of ``events.bus`` in virtual time, and what may go wrong with them.
+
+What lives here: :class:`Exchange`, the server and its log, :class:`Outlet`, one program's way to say
+things, and :class:`SimulatedBus`, the port that a shell is given.  What never lives here: when
+something goes wrong (``faults``).
+
+What the real bus does (see ``events.publisher`` and ``events.nats_feed``), and so does this one:
+
+- A message goes to everybody who listens at once, and into the log beside that.  Between a sender
+  and a listener order is kept; between senders it is not.
+- While the log *stalls*, what is said is heard but not stored; its sender repeats it until it is.  A
+  sender that dies before takes what was not stored with it.
+- In an *outage* nothing is heard.  What was said waits with its sender; what was missed is read
+  from the log.
+- A live delivery may be lost, and come twice.  A lost one is found in the log at the next sweep.
+- Samples (heartbeats) are sent once and may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from trainmover.errors import BusError
+from trainmover.events.bus import Bus, Handler, ProbeAnswer
+from trainmover.events.catalogue import Heartbeat
+from trainmover.events.codec import encode_message
+from trainmover.events.envelope import Envelope
+from trainmover.events.feed import FeedQueue
+from trainmover.events.filters import check_filters, check_types, wanted
+from trainmover.simulator.clock import Process, VirtualLoop
+from trainmover.simulator.setup import Setup
+
+JOB = "simulated"
+
+STORE_SECONDS = 0.002
+"""What storing takes when all is well."""
+
+AGAIN = (1.0, 2.0, 4.0, 5.0)
+"""Seconds after which a message that was not stored is sent again."""
+
+SWEEP_SECONDS = 10.0
+"""A feed looks into the log this often."""
+
+FRESH_SECONDS = 2.0
+"""A connection younger than this cannot tell an absent machine from a silent one."""
+
+INTEREST_SECONDS = 3.0
+"""After this the server drops a client that it hears nothing of: it is absent then, no more silent."""
+
+
+class Listener(Protocol):
+    """Somebody who hears journalled events: a feed, or a machine."""
+
+    process: Process
+
+    def wants(self, envelope: Envelope) -> bool:
+        """Whether it would hear this."""
+        ...
+
+    def arrive(self, envelope: Envelope) -> None:
+        """A live delivery."""
+        ...
+
+    def fill(self) -> None:
+        """Read from the log what was missed."""
+        ...
+
+
+class Probed(Protocol):
+    """A machine as a probe finds it."""
+
+    def presence(self, now: float) -> ProbeAnswer:
+        """What a probe finds."""
+        ...
+
+
+class Outlet:
+    """One program's way to the bus.
+
+    Attributes:
+        process: whose it is.
+        alive: False: nothing more gets out.
+        cut: no connection, in neither direction.
+    """
+
+    def __init__(self, exchange: Exchange, process: Process) -> None:
+        self.process = process
+        self.alive = True
+        self.cut = False
+        self._exchange = exchange
+        self._waiting: dict[str, Envelope] = {}
+
+    def publish(self, envelope: Envelope) -> None:
+        """Say something."""
+        exchange = self._exchange
+        if not self.alive:
+            return
+        exchange.on_said(envelope)
+        if self.cut or exchange.out:
+            self._waiting[envelope.id] = envelope
+            return
+        exchange.deliver(self, envelope)
+        if exchange.stalled:
+            self._waiting[envelope.id] = envelope
+            self._again(envelope, 0)
+        else:
+            exchange.store_soon(envelope)
+
+    def _again(self, envelope: Envelope, times: int) -> None:
+        pause = AGAIN[min(times, len(AGAIN) - 1)]
+        self._exchange.loop.call_later(pause, self._retry, envelope, times + 1)
+
+    def _retry(self, envelope: Envelope, times: int) -> None:
+        if not self.alive or envelope.id not in self._waiting or self.process.frozen:
+            if self.alive and envelope.id in self._waiting:
+                self._again(envelope, times)
+            return
+        if self.cut or self._exchange.out:
+            return
+        self._exchange.deliver(self, envelope)
+        if self._exchange.stalled:
+            self._again(envelope, times)
+        else:
+            del self._waiting[envelope.id]
+            self._exchange.store_soon(envelope)
+
+    def back(self) -> None:
+        """The connection stands again: all that is not known to be stored is sent again, in order."""
+        if not self.alive or self.cut or self._exchange.out:
+            return
+        waiting, self._waiting = self._waiting, {}
+        for envelope in waiting.values():
+            self._exchange.deliver(self, envelope)
+            if self._exchange.stalled:
+                self._waiting[envelope.id] = envelope
+                self._again(envelope, 0)
+            else:
+                self._exchange.store_soon(envelope)
+
+    @property
+    def unstored(self) -> int:
+        """Messages that the log does not have."""
+        return len(self._waiting)
+
+
+class Exchange:
+    """The server of one job, its log, and who is connected.
+
+    Attributes:
+        log: the envelopes that are stored, in order, each id once.
+        stalled: the log takes nothing.
+        out: the server is away.
+        since: when it was last back.
+        on_said: told of every envelope that a living program publishes, before anybody hears it.
+    """
+
+    def __init__(self, loop: VirtualLoop, setup: Setup) -> None:
+        self.loop = loop
+        self.log: list[Envelope] = []
+        self.stalled = self.out = False
+        self.since = -FRESH_SECONDS
+        self.on_said: Callable[[Envelope], None] = lambda _: None
+        self.machines: dict[str, Probed] = {}
+        self.outlets: list[Outlet] = []
+        self.listeners: list[Listener] = []
+        self.slow = 1.0
+        self._chance = setup.random("bus")
+        self._setup = setup
+        self._ids: set[str] = set()
+        self._samplers: list[tuple[SimulatedBus, Handler]] = []
+        self._last: dict[tuple[int, int], float] = {}
+        self._sizes: set[str] = set()
+        loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def outlet(self, process: Process) -> Outlet:
+        """A new program's way to the bus."""
+        found = Outlet(self, process)
+        self.outlets.append(found)
+        return found
+
+    # -- what is said ------------------------------------------------------------------------------
+
+    def deliver(self, sender: Outlet, envelope: Envelope) -> None:
+        """Bring it to everybody who listens now, each in its own time."""
+        if envelope.type not in self._sizes:
+            self._sizes.add(envelope.type)
+            encode_message(envelope)
+        setup, chance = self._setup, self._chance
+        for listener in self.listeners:
+            if not listener.wants(envelope):
+                continue
+            if setup.loss and chance.random() < setup.loss:
+                self.loop.call_later(chance.uniform(1.0, SWEEP_SECONDS), listener.fill)
+                continue
+            delay = chance.random() * setup.latency * self.slow
+            if chance.random() < 0.01:
+                delay += chance.random() * 0.3
+            key = (id(sender), id(listener))
+            at = max(self.loop.now + delay, self._last.get(key, 0.0))
+            self._last[key] = at
+            self.loop.call_at(at, listener.arrive, envelope)
+
+    def store_soon(self, envelope: Envelope) -> None:
+        """It is on its way into the log, whatever becomes of its sender."""
+        self.loop.call_later(STORE_SECONDS * self._chance.random(), self._store, envelope)
+
+    def _store(self, envelope: Envelope) -> None:
+        if envelope.id not in self._ids:
+            self._ids.add(envelope.id)
+            self.log.append(envelope)
+
+    def sample(self, envelopes: Sequence[Envelope]) -> None:
+        """Samples that arrive together."""
+        for bus, handler in self._samplers:
+            if bus.reachable:
+                self.loop.call_soon(_hand, handler, envelopes, context=self.loop.within(bus.process))
+
+    # -- who listens -------------------------------------------------------------------------------
+
+    def forget(self, listener: Listener) -> None:
+        """It is gone."""
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+
+    def add_sampler(self, bus: SimulatedBus, handler: Handler) -> None:
+        """A handler of heartbeats."""
+        self._samplers.append((bus, handler))
+
+    def drop_samplers(self, bus: SimulatedBus) -> None:
+        """Their program is gone."""
+        self._samplers = [(other, handler) for other, handler in self._samplers if other is not bus]
+
+    def _sweep(self) -> None:
+        self.loop.call_later(SWEEP_SECONDS, self._sweep)
+        if not self.out:
+            for listener in tuple(self.listeners):
+                listener.fill()
+
+    # -- what goes wrong ---------------------------------------------------------------------------
+
+    def go_out(self) -> None:
+        """The server is away."""
+        self.out = True
+
+    def come_back(self) -> None:
+        """The server is back: senders repeat, listeners read what they missed."""
+        self.out, self.since = False, self.loop.now
+        for outlet in tuple(self.outlets):
+            self.loop.call_later(self._chance.random() * 0.2, outlet.back)
+        for listener in tuple(self.listeners):
+            self.loop.call_later(0.2 + self._chance.random() * 0.3, listener.fill)
+
+    def ask(self, machine: str) -> ProbeAnswer:
+        """What a probe finds."""
+        found = self.machines.get(machine)
+        answer: ProbeAnswer = "absent" if found is None else found.presence(self.loop.now)
+        young = self.loop.now - self.since < FRESH_SECONDS
+        return "silent" if answer == "absent" and young else answer
+
+
+def _hand(handler: Handler, envelopes: Sequence[Envelope]) -> None:
+    for envelope in envelopes:
+        handler(envelope)
+
+
+class SimulatedFeed(FeedQueue):
+    """A feed of a :class:`SimulatedBus`."""
+
+    def __init__(
+        self, exchange: Exchange, process: Process, filters: tuple[str, ...] | None, *, history: bool
+    ) -> None:
+        super().__init__(history=history)
+        self.process = process
+        self._exchange = exchange
+        self._filters = filters
+        self._cursor = 0 if history else len(exchange.log)
+        self._wanted: dict[str, bool] = {}
+        self.fill()
+        self.history_done()
+
+    def wants(self, envelope: Envelope) -> bool:
+        """See :class:`Listener`."""
+        name = envelope.type
+        found = self._wanted.get(name)
+        if found is None:
+            found = self._wanted[name] = wanted(self._filters, name)
+        return found
+
+    def arrive(self, envelope: Envelope) -> None:
+        """See :class:`Listener`."""
+        if not self._exchange.out:
+            self.offer(envelope)
+
+    def fill(self) -> None:
+        """See :class:`Listener`."""
+        log = self._exchange.log
+        while not self._exchange.out and self._cursor < len(log):
+            envelope = log[self._cursor]
+            if self.wants(envelope) and not self.offer(envelope):
+                return
+            self._cursor += 1
+
+    async def close(self) -> None:
+        """See :class:`trainmover.events.bus.Feed`."""
+        self._exchange.forget(self)
+        await super().close()
+
+
+class SimulatedBus(Bus):
+    """The bus as one service's shell sees it.
+
+    Attributes:
+        lives: publishes that are left before its program dies; None: it does not.
+    """
+
+    def __init__(self, exchange: Exchange, process: Process) -> None:
+        self.process = process
+        self.lives: int | None = None
+        self.outlet = exchange.outlet(process)
+        self._exchange = exchange
+        self._feeds: list[SimulatedFeed] = []
+
+    @property
+    def job(self) -> str:
+        """See :class:`trainmover.events.bus.Bus`."""
+        return JOB
+
+    @property
+    def reachable(self) -> bool:
+        """Samples get here."""
+        return self.outlet.alive and not self._exchange.out
+
+    @property
+    def connected_for(self) -> float:
+        """See :class:`trainmover.events.bus.Bus`."""
+        if not self.reachable:
+            return 0.0
+        return max(self._exchange.loop.now - self._exchange.since, 1e-9)
+
+    async def publish(self, envelope: Envelope) -> None:
+        """See :class:`trainmover.events.bus.Bus`."""
+        if self.lives is not None:
+            self.lives -= 1
+            if self.lives <= 0:
+                self.die()
+        self._check()
+        self.outlet.publish(envelope)
+
+    async def flush(self, limit: float) -> None:
+        """See :class:`trainmover.events.bus.Bus`; nobody simulated waits for the log."""
+        self._check()
+
+    async def feed(self, areas: Sequence[str] | None = None, *, history: bool) -> SimulatedFeed:
+        """See :class:`trainmover.events.bus.Bus`."""
+        self._check()
+        if self._exchange.out or (history and self._exchange.stalled):
+            raise BusError("the bus is away")
+        feed = SimulatedFeed(self._exchange, self.process, check_filters(areas), history=history)
+        self._exchange.listeners.append(feed)
+        self._feeds.append(feed)
+        return feed
+
+    async def listen(self, types: Iterable[str], handler: Handler) -> None:
+        """See :class:`trainmover.events.bus.Bus`; heartbeats are the only samples here."""
+        if check_types(types) != (Heartbeat.type,):
+            raise ValueError(f"only {Heartbeat.type} is simulated")
+        self._exchange.add_sampler(self, handler)
+
+    async def probe(self, machine: str, limit: float) -> ProbeAnswer:
+        """See :class:`trainmover.events.bus.Bus`."""
+        self._check()
+        if self._exchange.out:
+            raise BusError(f"the bus was away while {machine} was probed")
+        answer = self._exchange.ask(machine)
+        await asyncio.sleep(limit if answer == "silent" else 0.001)
+        if self._exchange.out:
+            raise BusError(f"the bus was away while {machine} was probed")
+        return answer
+
+    async def answer_probes(self, machine: str) -> None:
+        """See :class:`trainmover.events.bus.Bus`: services are not probed."""
+        raise BusError("services are not probed")
+
+    async def close(self) -> None:
+        """See :class:`trainmover.events.bus.Bus`."""
+        self.die()
+
+    def die(self) -> None:
+        """Nothing more gets out or in."""
+        self.outlet.alive = False
+        self.lives = None
+        if self.outlet in self._exchange.outlets:
+            self._exchange.outlets.remove(self.outlet)
+        self._exchange.drop_samplers(self)
+        for feed in self._feeds:
+            self._exchange.forget(feed)
+            feed.end()
+
+    def _check(self) -> None:
+        if not self.outlet.alive:
+            raise BusError(f"the bus of {self.process.name} is closed")
+

@@ -1,0 +1,483 @@
+"""Training: what ranks do together, at the grain of whole steps.
+
+What lives here: preparing, meeting, stepping, voting and breaking, as the protocol in
+``training.session`` and ``training.boundary`` has it, without tensors.  What never lives here: what
+one rank knows (``ranks``), decisions of the services.
+
+An *assembly* is all ranks of one epoch.  It meets once everybody has entered, then steps for as long
+as all of them run and reach each other; when one is gone it breaks, and whoever is left waits for
+another epoch.  Members that merely hang (frozen, cut off, without power) break nothing: the step takes
+for ever, until somebody is told.
+
+At the end of a step all ranks vote: when all are prepared for the same coming epoch, they enter it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from trainmover.events import catalogue as say
+from trainmover.simulator.clock import VirtualLoop
+from trainmover.simulator.ranks import Doing, SimulatedRank
+from trainmover.simulator.setup import Setup
+
+if TYPE_CHECKING:
+    from trainmover.simulator.machines import SimulatedMachine
+
+WARMUP_STEPS = 2
+ASK_SECONDS = 5.0
+REMIND_SECONDS = 10.0
+LOOK_SECONDS = 0.25
+"""A rank that cannot go on looks again this often."""
+
+WITNESSES = 4
+"""Ranks that tell of a lost peer; the others were told by them."""
+
+
+class Assembly:
+    """All ranks of one epoch; see the module.
+
+    Attributes:
+        order: the request that made it.
+        ranks: those that have entered, by place.
+        over: it broke, or went on to another epoch.
+    """
+
+    def __init__(self, order: say.SwitchPrepare) -> None:
+        self.order = order
+        self.ranks: dict[int, SimulatedRank] = {}
+        self.over = False
+        self.running = False
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        return self.order.epoch
+
+    @property
+    def size(self) -> int:
+        """Ranks that it has when it is whole."""
+        return len(self.order.machines) * self.order.ranks_per_machine
+
+    @property
+    def whole(self) -> bool:
+        """Everybody has entered."""
+        return len(self.ranks) == self.size
+
+    @property
+    def runs(self) -> bool:
+        """Everybody is there, runs and reaches the others."""
+        return self.whole and all(rank.runs and not rank.machine.apart for rank in self.ranks.values())
+
+
+class Training:
+    """The training of one job; see the module.
+
+    Attributes:
+        total: steps that the job has.
+        machines: latest life under each name.
+        steps: most steps that any rank has committed.
+        on_enter: told of every rank that enters an epoch.
+        on_step: told of every assembly that commits a step.
+    """
+
+    def __init__(self, loop: VirtualLoop, setup: Setup) -> None:
+        self.setup = setup
+        self.total = setup.total_steps or 1 << 40
+        self.steps = 0
+        self.on_enter: Callable[[SimulatedRank, int], None] = lambda _rank, _epoch: None
+        self.on_step: Callable[[Assembly], None] = lambda _: None
+        self.unrecorded: set[str] = set()
+        self._loop = loop
+        self._chance = setup.random("training")
+        self._pids = itertools.count(100)
+        self._assemblies: dict[int, Assembly] = {}
+        self._waiting: dict[SimulatedRank, None] = {}
+        self._preparing: dict[tuple[SimulatedRank, int], None] = {}
+        self.machines: dict[str, SimulatedMachine] = {}
+        loop.call_later(LOOK_SECONDS, self._look)
+
+    def next_pid(self) -> int:
+        """A process id."""
+        return next(self._pids)
+
+    # -- what ranks hear ---------------------------------------------------------------------------
+
+    def heard(self, rank: SimulatedRank, event: say.Event) -> None:
+        """A machine has handed an event to one of its ranks."""
+        match event:
+            case say.SwitchPrepare():
+                self._ordered(rank, event)
+            case say.SwitchAborted():
+                rank.aborted.add(event.epoch)
+                rank.ready.discard(event.epoch)
+                self._preparing.pop((rank, event.epoch), None)
+                if rank.epoch == event.epoch and rank.assembly is not None:
+                    self._break(rank.assembly, ())
+            case say.MachineFailed():
+                assembly = rank.assembly
+                if assembly is not None and event.machine in assembly.order.machines:
+                    self._break(assembly, ())
+            case say.RolesFound():
+                rank.roles = event
+                self._decide_recording(rank)
+            case _:
+                pass
+
+    def _ordered(self, rank: SimulatedRank, order: say.SwitchPrepare) -> None:
+        epoch = order.epoch
+        if order.generation != rank.generation or epoch <= rank.epoch:
+            return
+        if epoch in rank.orders or epoch in rank.aborted:
+            return
+        if not rank.has_place(order):
+            rank.orders[epoch] = order
+            rank.ready.add(epoch)
+            return
+        place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
+        if rank.history and rank.place >= 0 and place != rank.place:
+            return
+        rank.orders[epoch] = order
+        self._preparing[rank, epoch] = None
+        rank.machine.later(self._chance.uniform(0.005, 0.05), self._prepare, rank, epoch)
+
+    def _prepare(self, rank: SimulatedRank, epoch: int) -> None:
+        """Its links to the neighbours are there, once those listen to the same order."""
+        order = rank.orders.get(epoch)
+        if order is None or (rank, epoch) not in self._preparing or rank.over or rank.stopped:
+            return
+        if not all(self._listens(name, order) for name in self._neighbours(rank, order)):
+            return
+        del self._preparing[rank, epoch]
+        rank.ready.add(epoch)
+        place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
+        rank.say(
+            say.SwitchPrepared(
+                epoch=epoch,
+                rank=place,
+                machine=rank.machine.name,
+                seconds=0.01,
+                links_made=1,
+                links_kept=1,
+            )
+        )
+        if rank.doing is Doing.WAITING:
+            self._enter_best(rank)
+
+    def _neighbours(self, rank: SimulatedRank, order: say.SwitchPrepare) -> Iterable[str]:
+        seat, count = order.machines.index(rank.machine.name), len(order.machines)
+        near = {order.machines[(seat + step) % count] for step in (-1, 1)}
+        return sorted((near | set(order.joiners)) - {rank.machine.name})
+
+    def _listens(self, name: str, order: say.SwitchPrepare) -> bool:
+        """A machine's ranks answer those who make links for this order."""
+        return any(
+            order.epoch in rank.orders and rank.runs and not rank.machine.apart
+            for rank in self._ranks_of(name)
+        )
+
+    def _ranks_of(self, name: str) -> Iterable[SimulatedRank]:
+        machine = self.machines.get(name)
+        return machine.ranks.all if machine is not None else ()
+
+    # -- entering epochs -----------------------------------------------------------------------------
+
+    def waits(self, rank: SimulatedRank) -> None:
+        """It is up, or parked, or its epoch broke: it takes the next epoch that it is prepared for."""
+        rank.doing, rank.waiting_since = Doing.WAITING, self._loop.now
+        self._waiting[rank] = None
+        rank.machine.later(ASK_SECONDS, self._ask, rank, rank.waiting_since)
+        self._enter_best(rank)
+
+    def _ask(self, rank: SimulatedRank, since: float) -> None:
+        """A rank that waits for long says so, unless it leaves."""
+        if rank.doing is not Doing.WAITING or rank.waiting_since != since:
+            return
+        rank.machine.later(REMIND_SECONDS, self._ask, rank, since)
+        order = rank.orders.get(rank.epoch)
+        leaves = any(
+            epoch > rank.epoch and epoch not in rank.aborted and not rank.has_place(later)
+            for epoch, later in rank.orders.items()
+        )
+        if order is not None and not leaves and not rank.stopped:
+            self._tell_lost(rank, order, rank.machine.name, rank.place, "waits at the boundary")
+
+    def _enter_best(self, rank: SimulatedRank) -> None:
+        order = rank.best()
+        if order is not None and rank.runs:
+            self._enter(rank, order)
+
+    def _enter(self, rank: SimulatedRank, order: say.SwitchPrepare) -> None:
+        self._waiting.pop(rank, None)
+        rank.place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
+        before, rank.epoch, rank.doing = rank.epoch, order.epoch, Doing.MEETING
+        rank.orders = {e: o for e, o in rank.orders.items() if e >= order.epoch}
+        rank.ready = {e for e in rank.ready if e > order.epoch}
+        self.on_enter(rank, before)
+        assembly = self._assemblies.get(order.epoch)
+        if assembly is None:
+            assembly = self._assemblies[order.epoch] = Assembly(order)
+        rank.assembly = assembly
+        if assembly.over:
+            self._loop.call_later(0.002, self._left_behind, rank, assembly)
+            return
+        assembly.ranks[rank.place] = rank
+        if assembly.whole:
+            self._loop.call_later(self._chance.uniform(0.005, 0.05), self._met, assembly)
+
+    def _left_behind(self, rank: SimulatedRank, assembly: Assembly) -> None:
+        if rank.assembly is assembly and not rank.over:
+            rank.assembly = None
+            self.waits(rank)
+
+    def _met(self, assembly: Assembly) -> None:
+        """Everybody is there: where training stands is settled, and joiners get their state."""
+        if assembly.over:
+            return
+        if not assembly.runs:
+            self._loop.call_later(LOOK_SECONDS, self._met, assembly)
+            return
+        self._loop.call_later(self._chance.uniform(0.01, 0.3), self._settled, assembly)
+
+    def _settled(self, assembly: Assembly) -> None:
+        if assembly.over:
+            return
+        if not assembly.runs:
+            self._loop.call_later(LOOK_SECONDS, self._settled, assembly)
+            return
+        ranks = assembly.ranks.values()
+        committed = max((rank.committed for rank in ranks if rank.history), default=0)
+        for rank in ranks:
+            rank.committed, rank.doing, rank.resumed = committed, Doing.RUNNING, True
+            rank.history = rank.history or assembly.order.kind != "start"
+            rank.mode = "live"
+            rank.say(
+                say.SwitchAdopted(
+                    epoch=assembly.epoch,
+                    rank=rank.place,
+                    machine=rank.machine.name,
+                    step=committed,
+                    switch_seconds=0.0,
+                    copy_seconds=0.0,
+                    verify_seconds=0.0,
+                    bytes_received=0,
+                    bytes_sent=0,
+                )
+            )
+        assembly.running = True
+        self._next_step(assembly)
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def _next_step(self, assembly: Assembly) -> None:
+        if next(iter(assembly.ranks.values())).committed >= self.total:
+            self._finish(assembly)
+            return
+        self._loop.call_later(
+            self.setup.step_seconds * self._chance.uniform(0.9, 1.1), self._step, assembly
+        )
+
+    def _step(self, assembly: Assembly) -> None:
+        if assembly.over:
+            return
+        if not assembly.runs:
+            self._loop.call_later(LOOK_SECONDS, self._step, assembly)
+            return
+        self.on_step(assembly)
+        for place in sorted(assembly.ranks):
+            rank = assembly.ranks[place]
+            rank.committed += 1
+            rank.history = True
+            self.steps = max(self.steps, rank.committed)
+            if place == 0:
+                self._say_progress(rank)
+            if rank.launched and rank.committed == WARMUP_STEPS and not rank.described:
+                self._describe(rank, assembly)
+        votes = {rank.ballot() for rank in assembly.ranks.values()}
+        epoch = next(iter(votes))
+        if len(votes) == 1 and epoch > assembly.epoch:
+            self._switch(assembly, epoch)
+        else:
+            self._next_step(assembly)
+
+    def _switch(self, assembly: Assembly, epoch: int) -> None:
+        assembly.over = True
+        for rank in list(assembly.ranks.values()):
+            rank.assembly = None
+            order = rank.orders[epoch]
+            if rank.has_place(order):
+                self._enter(rank, order)
+            else:
+                self.waits(rank)
+
+    def _say_progress(self, rank: SimulatedRank) -> None:
+        if rank.committed == WARMUP_STEPS:
+            rank.say(
+                say.TrainingStarted(
+                    generation=rank.generation, epoch=rank.epoch, step=1, groups={"default": (0,)}
+                )
+            )
+        if rank.resumed:
+            rank.resumed = False
+            rank.say(say.TrainingResumed(epoch=rank.epoch, step=rank.committed))
+
+    def _finish(self, assembly: Assembly) -> None:
+        for rank in assembly.ranks.values():
+            rank.finished = True
+            rank.say(
+                say.RankFinished(
+                    machine=rank.machine.name,
+                    slot=rank.slot,
+                    rank=rank.place,
+                    step=rank.committed,
+                    digest=f"digest-{self.stage_of(rank.place // assembly.order.ranks_per_machine)}",
+                )
+            )
+
+    # -- descriptions and recordings -------------------------------------------------------------------
+
+    def stage_of(self, seat: int) -> int:
+        """The pipeline stage of a seat: stages fill seats in blocks."""
+        return seat * self.setup.roles // self.setup.machines
+
+    def _describe(self, rank: SimulatedRank, assembly: Assembly) -> None:
+        rank.described = True
+        machine, setup, slots = rank.machine, self.setup, assembly.order.ranks_per_machine
+        stage = self.stage_of(rank.place // slots)
+        last = setup.roles - 1
+        kind = "first" if stage == 0 else "last" if stage == last else "middle"
+        rank.say(
+            say.RankDescribed(
+                machine=machine.name,
+                incarnation=machine.incarnation,
+                slot=rank.slot,
+                rank=rank.place,
+                generation=rank.generation,
+                signature=f"{kind}-{rank.slot}",
+                state=f"{stage}-{rank.slot}",
+                stage=(stage, setup.roles) if setup.roles > 1 else None,
+                groups=(say.GroupRow(name="default", first=0, count=assembly.size),),
+            )
+        )
+        self._decide_recording(rank)
+
+    def _decide_recording(self, rank: SimulatedRank) -> None:
+        roles = rank.roles
+        if roles is None or not rank.described or rank.recorded or roles.generation != rank.generation:
+            return
+        rank.recorded = True
+        seat = rank.place // rank.machine.slots
+        role = next((role for role in roles.roles if role.representative == seat), None)
+        if role is not None:
+            rank.machine.later(self._chance.uniform(0.02, 1.0), self._record, rank, role.name)
+
+    def _record(self, rank: SimulatedRank, role: str) -> None:
+        if role in self.unrecorded:
+            rank.say(
+                say.RecordingFailed(
+                    machine=rank.machine.name, slot=rank.slot, generation=rank.generation, reason="disk full"
+                )
+            )
+            return
+        rank.say(
+            say.RecordingReady(
+                machine=rank.machine.name,
+                slot=rank.slot,
+                generation=rank.generation,
+                path=f"/r/g{rank.generation}/{role}/slot-{rank.slot}",
+                steps=WARMUP_STEPS,
+                bytes=1,
+            )
+        )
+
+    # -- losses ----------------------------------------------------------------------------------------
+
+    def lost(self, rank: SimulatedRank, *, hanging: bool) -> None:
+        """A rank process is gone.  ``hanging``: nobody notices."""
+        self._waiting.pop(rank, None)
+        assembly = rank.assembly
+        if not hanging:
+            self._loop.call_later(self._chance.uniform(0.001, 0.01), self._noticed, rank, assembly)
+
+    def _noticed(self, rank: SimulatedRank, assembly: Assembly | None) -> None:
+        met = [other for epoch, other in sorted(self._assemblies.items()) if epoch in rank.orders]
+        for other in dict.fromkeys([*([assembly] if assembly is not None else []), *met]):
+            if not other.over and rank.machine.name in other.order.machines:
+                self._break(other, self._near(rank, other), rank)
+        # Those who were about to have links with it tell, too: of the epoch that they prepare.
+        for other, epoch in list(self._preparing):
+            order = other.orders.get(epoch)
+            if order is not None and rank.machine.name in order.machines and other.runs:
+                place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
+                if other.machine is not rank.machine and self._chance.random() < 0.5:
+                    self._tell_lost(other, order, rank.machine.name, place, "connection lost")
+
+    def _near(self, rank: SimulatedRank, assembly: Assembly) -> list[SimulatedRank]:
+        """Who had links with a rank and tells of it: its neighbours, and a few more."""
+        slots, size = assembly.order.ranks_per_machine, assembly.size
+        if rank.machine.name not in assembly.order.machines:
+            return []
+        place = assembly.order.machines.index(rank.machine.name) * slots + rank.slot
+        places = [(place + step) % size for step in (-slots, slots, -1, 1, size // 2)]
+        found = [assembly.ranks[near] for near in dict.fromkeys(places) if near in assembly.ranks]
+        return [other for other in found if other.machine is not rank.machine][:WITNESSES]
+
+    def _break(
+        self, assembly: Assembly, witnesses: Iterable[SimulatedRank], lost: SimulatedRank | None = None
+    ) -> None:
+        """The epoch is over for everybody: who can be reached is told."""
+        if assembly.over:
+            return
+        assembly.over = True
+        ranks = [assembly.ranks[place] for place in sorted(assembly.ranks)]
+        for rank in ranks:
+            if rank.assembly is assembly and not rank.over:
+                rank.assembly = None
+                self.waits(rank)
+        for witness in witnesses:
+            if lost is not None and witness.runs:
+                name, order = lost.machine.name, assembly.order
+                place = order.machines.index(name) * order.ranks_per_machine + lost.slot
+                self._tell_lost(witness, order, name, place, "connection reset")
+
+    def break_link(self, one: SimulatedRank, other: SimulatedRank) -> None:
+        """A connection between two ranks breaks."""
+        assembly = one.assembly
+        if assembly is None or assembly is not other.assembly or assembly.over:
+            return
+        self._break(assembly, ())
+        for rank, peer in ((one, other), (other, one)):
+            if rank.runs:
+                self._tell_lost(rank, assembly.order, peer.machine.name, peer.place, "connection reset")
+
+    def _tell_lost(
+        self, rank: SimulatedRank, order: say.SwitchPrepare, name: str, peer: int, reason: str
+    ) -> None:
+        rank.say(
+            say.LinkBroken(
+                epoch=order.epoch,
+                rank=max(rank.place, 0),
+                machine=rank.machine.name,
+                peer=peer,
+                peer_machine=name,
+                reason=reason,
+            )
+        )
+
+    # -- looking again ---------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Somebody is back who could not be reached."""
+        for rank in list(self._waiting):
+            self._enter_best(rank)
+
+    def _look(self) -> None:
+        self._loop.call_later(LOOK_SECONDS, self._look)
+        for rank, epoch in list(self._preparing):
+            if rank.over:
+                self._preparing.pop((rank, epoch), None)
+            elif rank.runs:
+                self._prepare(rank, epoch)
+        self.look_again()
