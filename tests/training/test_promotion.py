@@ -7,6 +7,7 @@ data 2 x pipe 4 x tensor 2, as they are in a sandbox: there is no peer, and ever
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -360,6 +361,38 @@ def test_an_optimizer_divided_by_rank_cannot_follow() -> None:
         with pytest.raises(JobError, match=r"ZeroRedundancyOptimizer \(rank 0 of 2\) cannot follow"):
             become(communicator, place)
         assert kept
+
+
+def test_objects_follow_that_the_garbage_collector_was_told_to_leave_alone() -> None:
+    """Scripts freeze what they have built, to make collections cheap."""
+    place, expected, _ = place_of(OTHER_MIDDLE, meshes)
+    with sitting(MIDDLE) as communicator:
+        things = meshes()
+        gc.freeze()
+        try:
+            become(communicator, place)
+            assert gc.get_freeze_count()
+        finally:
+            gc.unfreeze()
+        assert told(things) == expected
+
+
+def test_objects_of_groups_that_are_gone_follow_nobody() -> None:
+    """A mesh whose group was destroyed is left alone, and does not keep the others from following."""
+
+    def build() -> tuple[DeviceMesh, DeviceMesh]:
+        mesh = mesh_of()
+        gone = dist.new_group([rank for rank in range(WORLD) if rank % 2 == dist.get_rank() % 2])
+        kept = DeviceMesh.from_group(gone, "cpu")
+        dist.destroy_process_group(gone)
+        return mesh, kept
+
+    place, expected, _ = place_of(OTHER_DATA, lambda: build()[0])
+    with sitting(MIDDLE) as communicator:
+        mesh, gone = build()
+        become(communicator, place)
+        assert told(mesh) == expected
+        assert gone._rank == MIDDLE
 
 
 def test_who_stays_the_same_rank_changes_nothing() -> None:

@@ -51,6 +51,7 @@ class Places:
         old: global rank before.
         new: global rank now.
         moved: meshes (by ``id``) in which the own coordinate is another one now.
+        described: descriptions of DTensors on such meshes.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Places:
     ) -> None:
         self.old, self.new = old, communicator.rank
         self.moved: set[int] = set()
+        self.described: list[Any] = []
         self._of = {
             name: Place(before, info.ranks, before.index(old), info.ranks.index(self.new))
             for name, before in old_ranks.items()
@@ -158,6 +160,7 @@ def _everything() -> list[Any]:
 def _updates() -> Iterator[tuple[type, Update]]:
     for module, name, update in (
         ("torch.distributed.device_mesh", "DeviceMesh", _mesh),
+        ("torch.distributed.tensor._dtensor_spec", "DTensorSpec", _spec),
         ("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo", _mesh_info),
         ("torch.distributed.pipelining.stage", "_PipelineStageBase", _stage),
         ("torch.distributed.pipelining.schedules", "PipelineScheduleMulti", _schedule),
@@ -180,7 +183,9 @@ def _mesh(mesh: Any, places: Places) -> None:
     (``from_group``, or a list of ranks) lists that group's.
     """
     if not hasattr(mesh, "_rank_map"):
-        raise places.cannot("a DeviceMesh", "that needs torch 2.10 or newer")
+        raise places.cannot(
+            "a DeviceMesh", f"torch {torch.__version__} keeps its ranks in another way than 2.13"
+        )
     if mesh._root_mesh is None:
         _renumber(mesh, places)
     elif mesh._rank_map is not mesh._root_mesh._rank_map:
@@ -224,26 +229,24 @@ def _mesh_info(info: Any, places: Places) -> None:
         info.replicate_mesh_rank = places.of(info.replicate_process_group).new
 
 
+def _spec(spec: Any, places: Places) -> None:
+    """How a DTensor is cut: says nothing about a rank itself, but other results are kept under it."""
+    if id(spec.mesh) in places.moved:
+        spec._hash = None
+        places.described.append(spec)
+
+
 def _forget_what_was_derived(places: Places) -> None:
-    """Drop results in which torch may have put a coordinate: how DTensors are cut, and compiled graphs.
+    """Drop results in which torch may have put a coordinate: shapes of parts, and compiled graphs.
 
     Only when a mesh on which there are DTensors has moved: the ranks of a machine keep their slots, so
     the tensor-parallel mesh of a machine's ranks stays, and with it all that was compiled.
     """
-    tensor = sys.modules.get("torch.distributed.tensor")
-    if not places.moved or tensor is None:
-        return
-    spec = sys.modules["torch.distributed.tensor._dtensor_spec"].DTensorSpec
-    described = [
-        thing for thing in gc.get_objects() if type(thing) is spec and id(thing.mesh) in places.moved
-    ]
-    if not described:
+    if not places.described:
         return
     log.info(
         "rank %d: DTensors have moved within their mesh; what was compiled is compiled again", places.new
     )
-    for item in described:
-        item._hash = None
     redistribute = importlib.import_module("torch.distributed.tensor._redistribute")
     debug = importlib.import_module("torch.distributed.tensor.debug")
     debug._clear_sharding_prop_cache()
