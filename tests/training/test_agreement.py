@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainmover.errors import JobError
+from trainmover.training import agreement
 from trainmover.training.agreement import (
     BALLOT_SIZE,
     REPORT_SIZE,
@@ -126,3 +129,25 @@ def test_any_torn_vote_is_settled_alike(committed: int, places: list[str], first
     assert all(reports[rank].committed == found.committed for rank in found.ahead)
     after = [report.committed + found.rolls_forward(report) for report in reports if report.member]
     assert set(after) == {found.committed}
+
+
+def summed(*ranks: dict[str, float | None]) -> list[float]:
+    """What the vote makes of all ranks' metrics."""
+    return [sum(values) for values in zip(*(agreement.columns(metrics) for metrics in ranks), strict=True)]
+
+
+def test_a_mean_is_over_those_who_have_a_value() -> None:
+    """In a pipeline only the last stage has a loss; a name that nobody has a value for is left out."""
+    sums = summed(
+        {"loss": None, "norm": 1.0, "none": None},
+        {"loss": 3.0, "norm": 2.0, "none": None},
+        {"loss": 0.0, "norm": 6.0, "none": None},
+    )
+    assert agreement.means(["loss", "none", "norm"], sums) == {"loss": 1.5, "norm": 3.0}
+
+
+def test_a_loss_that_is_no_number_stays_one() -> None:
+    """NaN is the script's own, never a sign for no value."""
+    sums = summed({"loss": float("nan")}, {"loss": 1.0})
+    assert math.isnan(agreement.means(["loss"], sums)["loss"])
+    assert agreement.means(["loss"], summed({"loss": None}, {"loss": None})) == {}

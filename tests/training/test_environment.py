@@ -49,11 +49,17 @@ def test_everything() -> None:
             "TRAINMOVER_RECORD": "1",
             "TRAINMOVER_RECORDING": "/rec",
             "TRAINMOVER_WARMUP_STEPS": "5",
+            "TRAINMOVER_ROLE": "middle-2",
+            "TRAINMOVER_PARK": "released",
+            "TRAINMOVER_RECORDINGS": "s3://bucket/run",
+            "TRAINMOVER_RECORDING_LIMIT": "1000",
             "TRAINMOVER_FAULTS": "kill:machine=1,step=20;;slow:machine=1,step=3,factor=2",
         }
     )
     assert env is not None
     assert (env.host, env.record, env.recording, env.warmup_steps) == ("10.0.0.1", True, "/rec", 5)
+    assert (env.role, env.park) == ("middle-2", "released")
+    assert (env.recordings, env.recording_limit) == ("s3://bucket/run", 1000)
     assert [str(fault) for fault in env.faults] == [
         "kill:machine=m1,step=20",
         "slow:machine=m1,step=3,factor=2",

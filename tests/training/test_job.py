@@ -42,13 +42,14 @@ def test_a_script_runs_under_plain_python() -> None:
     for step in job.steps(3):
         loss = model(torch.ones(4, 2)).square().mean()
         loss.backward()
-        step.log(loss=loss, twice=2)
+        step.log(loss=loss, twice=2, none=None)
         assert not step.committed
         optimizer.step()
         assert step.committed
         scheduler.step()
         optimizer.zero_grad()
         digests.add(job.digest())
+        assert "none" not in step.metrics
         seen.append((int(step), f"{step:02}", str(step), step % 2, step.metrics["twice"]))
     assert seen == [(0, "00", "0", 0, 2.0), (1, "01", "1", 1, 2.0), (2, "02", "2", 0, 2.0)]
     assert len(digests) == 4

@@ -21,16 +21,15 @@ from trainmover.training.places import ranks_of
 STEPS = 9
 
 
-def held(made: MeshCluster, index: int) -> tuple[threading.Event, list[threading.Event]]:
-    """Hold rank 0 before a step, so that what happens there does not depend on the machine's speed."""
-    go, there = threading.Event(), threading.Event()
+def held(made: MeshCluster, index: int, rank: int = 0) -> threading.Event:
+    """Hold a rank before a step until the event is set, so that nothing depends on the computer's speed."""
+    go = threading.Event()
 
     def wait() -> None:
-        there.set()
         assert go.wait(LIMIT)
 
-    at(made.ranks[0], index, "before", wait)
-    return go, [there]
+    at(made.ranks[rank], index, "before", wait)
+    return go
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +42,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
     return outcome
 
 
-def lost(made: MeshCluster, seat: int, index: int, where: str) -> threading.Event:
-    """Kill a seat's machine in a step: both ranks, as close together as two calls can be."""
-    ranks = made.seat_ranks(seat)
+def lost(made: MeshCluster, *seats: int) -> threading.Event:
+    """Kill these seats' machines before a step: all ranks, as close together as calls can be."""
+    ranks = [rank for seat in seats for rank in made.seat_ranks(seat)]
 
     def kill() -> None:
         for rank in ranks:
             rank.kill()
 
-    return at(ranks[0], index, where, kill)
+    return at(ranks[0], 5, "before", kill)
 
 
 def test_ranks_describe_themselves(mesh: MakeMesh) -> None:
@@ -100,20 +99,14 @@ def test_the_size_does_not_grow_with_the_number_of_replicas(mesh: MakeMesh) -> N
 
 
 @pytest.mark.parametrize("seat", range(6))
-@pytest.mark.parametrize("park", ["resident", "released"])
-def test_a_machine_of_any_stage_is_lost(mesh: MakeMesh, undisturbed, seat: int, park: str) -> None:
-    """A spare that is warm in its role takes its place, on whichever replica it is."""
+def test_a_machine_of_any_stage_is_lost(mesh: MakeMesh, undisturbed, seat: int) -> None:
+    """A spare that is warm in its role takes its place, also when it has given its memory back."""
     made = mesh(steps=STEPS)
-    go, _ = held(made, 4) if seat else (threading.Event(), [])
-    dead = lost(made, seat, 5, "before")
-    if seat:
-        made.find_roles()
-        made.warm("s0", made.role_of(seat), park=park)
-        go.set()
-    else:
-        # Rank 0 is on the machine itself: hold another one.
-        made.find_roles()
-        made.warm("s0", made.role_of(seat), park=park)
+    go = held(made, 4, 2 if seat == 0 else 0)
+    dead = lost(made, seat)
+    made.find_roles()
+    made.warm("s0", made.role_of(seat), park="released" if seat in (0, 4, 5) else "resident")
+    go.set()
     assert dead.wait(LIMIT)
     made.assign("s0", seat)
     made.failed(f"m{seat}")
@@ -131,7 +124,7 @@ def expected(undisturbed, made: MeshCluster):
 def test_a_machine_is_moved(mesh: MakeMesh, undisturbed) -> None:
     """Each in turn, a machine of every role is moved to the one spare that is warm in all of them."""
     made = mesh(steps=STEPS)
-    go, _ = held(made, 4)
+    go = held(made, 4)
     made.find_roles()
     made.warm("s0", "first", "middle", "last")
     made.assign("s0", 4)
@@ -145,14 +138,13 @@ def test_a_machine_is_moved(mesh: MakeMesh, undisturbed) -> None:
 def test_two_machines_of_different_roles_are_lost_at_once(mesh: MakeMesh, undisturbed) -> None:
     """Two spares take two places in one switch."""
     made = mesh(steps=STEPS)
-    go, _ = held(made, 4)
-    first, second = lost(made, 1, 5, "before"), lost(made, 5, 5, "before")
+    go = held(made, 4)
+    dead = lost(made, 1, 5)
     made.find_roles()
     made.warm("s0", "middle")
     made.warm("s1", "last")
     go.set()
-    assert first.wait(LIMIT)
-    assert second.wait(LIMIT)
+    assert dead.wait(LIMIT)
     made.assign("s0", 1)
     made.assign("s1", 5)
     made.failed("m1")
@@ -164,14 +156,14 @@ def test_two_machines_of_different_roles_are_lost_at_once(mesh: MakeMesh, undist
 def test_a_standby_whose_place_is_given_up_takes_another_one(mesh: MakeMesh, undisturbed) -> None:
     """An aborted switch leaves no trace: the next order may name another seat of the role."""
     made = mesh(steps=STEPS)
-    go, _ = held(made, 4)
+    go = held(made, 4)
     made.find_roles()
     made.warm("s0", "middle")
     made.assign("s0", 1)
     made.prepare("move", {"m1": "s0"})
     made.prepared()
     made.abort()
-    dead = lost(made, 4, 5, "before")
+    dead = lost(made, 4)
     go.set()
     assert dead.wait(LIMIT)
     made.failed("m4")
@@ -182,7 +174,7 @@ def test_a_standby_whose_place_is_given_up_takes_another_one(mesh: MakeMesh, und
 def test_a_place_of_another_role_is_refused(mesh: MakeMesh) -> None:
     """A rank whose groups cannot be those of the place ends with both in its message."""
     made = mesh(steps=4)
-    go, _ = held(made, 3)
+    go = held(made, 3)
     made.find_roles()
     spare = made.warm("s0", "middle")
     made.assign("s0", 1)
@@ -199,10 +191,30 @@ def test_a_place_of_another_role_is_refused(mesh: MakeMesh) -> None:
     made.finish()
 
 
+def test_a_state_that_is_on_no_other_machine_is_lost(mesh: MakeMesh) -> None:
+    """When the last replica goes during the switch, the joiner and all others say whose state it was."""
+    made = mesh(steps=STEPS)
+    go = held(made, 4)
+    made.find_roles()
+    made.warm("s0", "middle")
+    dead = lost(made, 4)
+    go.set()
+    assert dead.wait(LIMIT)
+    made.assign("s0", 4)
+    made.joiner_ranks = lambda machines, changes: tuple(
+        item.model_copy(update={"sources": ()}) for item in MeshCluster.joiner_ranks(made, machines, changes)
+    )
+    made.failed("m4")
+    made.prepare("failure", {"m4": "s0"})
+    there = [rank for rank in made.all if rank.machine != "m4"]
+    wait_until(lambda: all(rank.error for rank in there), "all ranks end")
+    assert all("the state of rank 8 is lost" in str(rank.error) for rank in there), made.describe()
+
+
 def test_a_sandbox_rank_that_dies_takes_the_other_with_it(mesh: MakeMesh) -> None:
     """Calls inside the machine are real: what waits for a dead one fails, and says in which call."""
     made = mesh(steps=4)
-    go, _ = held(made, 3)
+    go = held(made, 3)
     made.find_roles()
 
     def doom(rank: Rank) -> None:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 
 from trainmover.errors import ConfigError, JobError
-from trainmover.training.state import TrackedState
+from trainmover.training.state import PIECE_BYTES, PIECES, TrackedState, sample_bytes, tensor_bytes
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 class Data:
@@ -238,3 +251,57 @@ def test_state_is_read_without_warnings() -> None:
         replica.tracked.shared_values()
         replica.tracked.load_shared_values(replica.tracked.shared_values())
         replica.step()
+
+
+def test_a_distributed_tensor_is_what_this_rank_holds_of_it(alone: None) -> None:
+    """Parameters, their optimizer state, buffers and gradients of a DTensor model count by their shards."""
+    mesh = init_device_mesh("cpu", (1,))
+    replicas = [Replica(seed) for seed in (1, 2)]
+    for replica in replicas:
+        model = replica.model
+        for part in (model[0], model[2]):
+            distribute_module(part, mesh, lambda _, part, mesh: shard(part, mesh))
+        replica.tracked = TrackedState()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        replica.tracked.add("model", model)
+        replica.tracked.add("optimizer", optimizer)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert {type(tensor) for _, tensor in replica.tracked.tensors()} <= {torch.Tensor, nn.Parameter}
+        assert {type(tensor) for tensor in replica.tracked.gradients()} == {torch.Tensor}
+    one, two = (replica.tracked for replica in replicas)
+    assert one.schema() == two.schema()
+    assert one.digest() != two.digest()
+    for (_, mine), (_, theirs) in zip(two.tensors(), one.tensors(), strict=True):
+        mine.copy_(theirs)
+    assert one.digest() == two.digest()
+
+
+def shard(part: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut a layer's parameters by rows."""
+    for name, parameter in list(part.named_parameters(recurse=False)):
+        part.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+
+
+def test_the_fingerprint_tells_ranks_apart() -> None:
+    """Equal on replicas; another after a step, with other values, shapes or shared values."""
+    one, two = Replica(), Replica()
+    assert one.tracked.fingerprint() == two.tracked.fingerprint()
+    assert Replica(seed=1).tracked.fingerprint() != one.tracked.fingerprint()
+    assert Replica(hidden=6).tracked.fingerprint() != one.tracked.fingerprint()
+    two.optimizer.param_groups[0]["lr"] = 0.2
+    assert one.tracked.fingerprint() != two.tracked.fingerprint()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+def test_a_sample_is_spread_over_the_tensor(kind: torch.dtype) -> None:
+    """It has the first and the last bytes, and a bounded size; a small tensor is whole."""
+    tensor = torch.arange(1_000_003).to(kind)
+    whole = bytes(tensor_bytes(tensor))
+    step = (len(whole) - PIECE_BYTES) // (PIECES - 1)
+    pieces = [whole[number * step :][:PIECE_BYTES] for number in range(PIECES)]
+    assert bytes(sample_bytes(tensor)) == b"".join(pieces)
+    assert len(whole) - step * (PIECES - 1) - PIECE_BYTES < PIECES
+    assert bytes(sample_bytes(tensor[:100])) == bytes(tensor_bytes(tensor[:100]))
+    assert sample_bytes(torch.empty(0)).nbytes == 0

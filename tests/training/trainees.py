@@ -112,3 +112,6 @@ class StandIn:
 
     def next_phase(self) -> None:
         """There is nothing to go on to."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""

@@ -54,6 +54,11 @@ class Player:
             for entry, places in self._recording.entries(self._number):
                 self._calls.setdefault(entry.group, deque()).append((entry, places))
 
+    def close(self) -> None:
+        """Nothing more is played: give the recording's memory back."""
+        self._calls = {}
+        self._recording.close()
+
     def play(self, group: GroupInfo, call: Call) -> None:
         """Fill a call's outputs.
 

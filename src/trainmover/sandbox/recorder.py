@@ -129,7 +129,7 @@ class Recorder:
 
     def drop(self) -> None:
         """Nobody needs it."""
-        self._phases, self._bytes = [], 0
+        self._phases, self._calls, self._bytes = [], [], 0
 
     def write(
         self, url: str, whole: Callable[[recording.Size], None], failed: Callable[[str], None]
@@ -141,7 +141,7 @@ class Recorder:
             whole: called from that thread once it is whole.
             failed: called with the reason when there will be none.
         """
-        phases, self._phases = self._phases, []
+        phases, self._phases, self._calls = self._phases, [], []
         if not phases:
             failed(self._given_up or "nothing was kept of its first steps")
             return None

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import fsspec  # type: ignore[import-untyped]
 import torch
 
 from trainmover.ccl.view import as_bytes
@@ -29,8 +28,8 @@ FORMAT = 2
 ALIGN = 64
 """Contents begin at multiples of this, so that they can be read as any dtype where they lie."""
 
-SAMPLE_BYTES = 64 * 1024
-"""How much of a content is compressed to see whether that pays."""
+SAMPLES, SAMPLE_BYTES = 16, 4096
+"""So many pieces of this size, spread evenly, are compressed to see whether that pays for the whole."""
 
 PAYS = 0.75
 """Compression pays when the sample shrinks to this part or less."""
@@ -114,11 +113,11 @@ class _Writer:
 
 
 def pays(view: memoryview) -> bool:
-    """Whether a content is worth compressing, by a sample from its middle."""
+    """Whether to compress a content, by a sample of it: an embedding's gradient is zero in places."""
     if len(view) < 256:
         return False
-    middle = max(0, (len(view) - SAMPLE_BYTES) // 2)
-    sample = view[middle : middle + SAMPLE_BYTES]
+    step = max(SAMPLE_BYTES, len(view) // SAMPLES)
+    sample = b"".join(view[at : at + SAMPLE_BYTES] for at in range(0, len(view), step))
     return len(zlib.compress(sample, 1)) <= PAYS * len(sample)
 
 
@@ -133,7 +132,7 @@ def write(url: str, phases: Iterable[Phase]) -> Size:
         OSError: the place cannot be written to.
         ImportError: nothing that is installed serves this kind of URL.
     """
-    files, folder = fsspec.core.url_to_fs(url)
+    files, folder = _at(url)
     files.makedirs(folder, exist_ok=True)
     index = f"{folder}/{INDEX}"
     if files.exists(index):
@@ -163,6 +162,14 @@ def write(url: str, phases: Iterable[Phase]) -> Size:
     return Size(writer.at + len(data), writer.raw, writer.tensors, len(writer.blobs))
 
 
+def _at(url: str) -> tuple[Any, str]:
+    """The file system that serves a URL, and the path in it."""
+    import fsspec  # type: ignore[import-untyped]  # not needed by ranks that neither write nor read one
+
+    found: tuple[Any, str] = fsspec.core.url_to_fs(url)
+    return found
+
+
 class Recording:
     """A recording, read whole; contents stay as they are stored until they are asked for.
 
@@ -176,7 +183,7 @@ class Recording:
     def __init__(self, url: str) -> None:
         self.url = url
         try:
-            files, folder = fsspec.core.url_to_fs(url)
+            files, folder = _at(url)
             whole = json.loads(files.cat_file(f"{folder}/{INDEX}"))
             body = self._checked(whole)
             self._data = bytearray(files.cat_file(f"{folder}/{TENSORS}"))
@@ -201,6 +208,10 @@ class Recording:
 
     def __len__(self) -> int:
         return len(self._phases)
+
+    def close(self) -> None:
+        """Give the contents' memory back."""
+        self._data = bytearray()
 
     def entries(self, phase: int) -> list[tuple[Entry, list[list[Any]]]]:
         """The calls of a phase in order, each with the places of its results for :meth:`tensor`."""

@@ -1,9 +1,9 @@
 """A rank describes itself: what it is after its first committed steps, and its recording.
 
 Every live rank watches its first steps (:class:`~trainmover.sandbox.recorder.Recorder`), then says
-``rank.described``: signature, digest of its state after each of these steps, groups, stage.  From all ranks'
-descriptions the standby service finds the roles; a rank that sits where a role is recorded writes what it
-has kept, everybody else drops it.
+``rank.described``: signature, fingerprint of its state after each of these steps, groups, stage.  From
+these descriptions the standby service finds the roles; a rank that sits where a role is recorded writes
+what it has kept, everybody else drops it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Describer:
         first = not self._recorder.phases_seen
         more = self._recorder.end_phase()
         if not first:
-            self._state.update(bytes.fromhex(self._tracked.digest()))
+            self._state.update(self._tracked.fingerprint())
         if not more:
             self._session.communicator.tap = None
             self._say()

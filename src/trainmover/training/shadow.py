@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 
@@ -39,6 +40,7 @@ class Shadow:
         self._session, self._tracked = session, tracked
         self._rank = session.rank
         self._found: promotion.Found | None = None
+        self._first = 0.0
         communicator = session.communicator
         communicator.player, communicator.meet = player, session.meet_neighbours
         communicator.on_broken = "raise"
@@ -52,9 +54,13 @@ class Shadow:
     def end_phase(self) -> None:
         """An iteration is over."""
         self.player.next_phase()
+        self._first = self._first or time.monotonic()
 
     def park(self, residence: Residence, born: float, built: float) -> None:
-        """Say that this rank is warm, and wait until it is given a place.
+        """Say that this rank is warm and what of its warm-up took how long, and wait for a place.
+
+        The parts follow one another: process start and imports; building model and groups; compilation; the
+        rest of the first iteration; the other iterations.
 
         Args:
             residence: gives back the memory of the tracked tensors, where that is wanted.
@@ -62,9 +68,10 @@ class Shadow:
             built: when the first iteration could begin.
         """
         session, env, now = self._session, self._session.env, time.monotonic()
+        self.player.close()
+        first, compiling = (self._first or now) - built, compile_seconds()
         if dist.is_initialized():
             self._found = promotion.look()
-        released = 0
         if env.park == "released":
             tensors = [tensor for _, tensor in self._tracked.tensors()]
             released = residence.release(tensors, self._tracked.gradients())
@@ -77,9 +84,11 @@ class Shadow:
                 generation=env.generation,
                 shadow_steps=self.player.steps,
                 seconds={
-                    "start": process_age() - (now - born),
+                    "start": process_age() - (time.monotonic() - born),
                     "build": built - born,
-                    "shadow": now - built,
+                    "compile": compiling,
+                    "first": max(0.0, first - compiling),
+                    "shadow": now - built - first,
                 },
                 role=env.role,
             )
@@ -103,3 +112,10 @@ def process_age() -> float:
         ticks = int(file.read().rsplit(")", 1)[1].split()[19])
     with open("/proc/uptime", encoding="utf-8") as file:
         return float(file.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def compile_seconds() -> float:
+    """Seconds that torch.compile has taken in this process; 0 where it was not used."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    times = getattr(dynamo, "compilation_time_metrics", {})
+    return float(sum(times.get("_compile.compile_inner", ())))

@@ -23,6 +23,9 @@ from trainmover.ccl.view import as_bytes
 from trainmover.errors import ConfigError, JobError
 from trainmover.training import plainly, randomness
 
+PIECES, PIECE_BYTES = 16, 1024
+"""How many pieces of which size are a sample of a tensor."""
+
 SHARED_TYPES: tuple[type, ...] = (LRScheduler, torch.amp.GradScaler)
 
 
@@ -222,6 +225,20 @@ class TrackedState:
         found.update(self.shared_values())
         return found.hexdigest()
 
+    def fingerprint(self) -> bytes:
+        """SHA-256 over a sample of every tensor, and the shared values: equal on replicas, and only there.
+
+        Ranks that hold different parts of a model differ in nearly every element, so a few pieces of each
+        tensor tell them apart, at a cost that does not grow with the model.  When state is copied, the
+        whole of it is compared.
+        """
+        found = hashlib.sha256()
+        for name, tensor in self.tensors():
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(sample_bytes(tensor))
+        found.update(self.shared_values())
+        return found.digest()
+
     def rebuild_buckets(self) -> None:
         """Let every DistributedDataParallel settle its bucket order now.
 
@@ -239,3 +256,12 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """A tensor's content as bytes; without a copy when it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return as_bytes(flat) if flat.numel() else memoryview(b"")
+
+
+def sample_bytes(tensor: torch.Tensor) -> memoryview:
+    """A tensor's content, or for a larger one pieces of it that are spread evenly."""
+    if tensor.nbytes <= PIECES * PIECE_BYTES or not tensor.is_contiguous():
+        return tensor_bytes(tensor)
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    step = (flat.numel() - PIECE_BYTES) // (PIECES - 1)
+    return tensor_bytes(flat.as_strided((PIECES, PIECE_BYTES), (step, 1)))
