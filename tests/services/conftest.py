@@ -192,6 +192,7 @@ def exited(
     signal: int | None = None,
     error: str = "",
     slot: int = 0,
+    role: str = "",
 ) -> say.RankExited:
     """A rank's process ended."""
     return say.RankExited(
@@ -204,6 +205,7 @@ def exited(
         code=code,
         signal=signal,
         error=error,
+        role=role,
     )
 
 

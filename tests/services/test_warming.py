@@ -139,6 +139,35 @@ def test_a_spare_that_is_lost_in_one_role_is_lost(kit: Kit, role: str) -> None:
     assert [e.joiner for e in bench.said if isinstance(e, say.StandbyAssigned)] == ["s9"]
 
 
+def test_a_role_that_no_spare_survives_is_given_up(kit: Kit) -> None:
+    """After two spares that ended in it the next one is warmed in the others; a failure in it is told why."""
+    bench = pipeline(kit)
+    for spare in ("s0", "s1"):
+        bench.hear(kit.joined(spare))
+        assert warmed(bench, spare) == ["first"]
+        bench.hear(kit.exited(spare, mode="sandbox", code=1, error="Trace\nboom", role="first"))
+        bench.hear(kit.failed(spare))
+    bench.hear(kit.joined("s2"), kit.parked("s2", role="middle"), kit.parked("s2", role="last"))
+    assert warmed(bench, "s2") == ["middle", "last"]
+    assert bench.core.spares["s2", "a"].state is Spare.PARKED
+    bench.hear(say.MoveRequested(machine="m0"))
+    assert "2 spares in a row ended while they were warmed in it (boom)" in bench.said[-1].reason
+    bench.hear(kit.failed("m0"))
+    (held,) = [event for event in bench.said if isinstance(event, say.JobHeld)]
+    assert "no spare can be warm in the role first: 2 spares in a row ended" in held.reason
+    bench.hear(kit.failed("m2"))
+    assert [e.leaver for e in bench.said if isinstance(e, say.StandbyAssigned)] == ["m2"]
+
+
+def test_a_spare_that_survives_clears_its_role(kit: Kit) -> None:
+    """Two spares that ended in a role are no sign against it when one was parked in it between them."""
+    bench = pipeline(kit, spares=3)
+    for spare in ("s0", "s2"):
+        bench.hear(kit.exited(spare, mode="sandbox", signal=9, role="first"), kit.failed(spare))
+        bench.hear(kit.parked("s1", role="first"))
+    assert not bench.core._warming.why_not(kit.found(6, PIPELINE).roles[0])
+
+
 def test_a_released_spare_goes_on_warming(kit: Kit) -> None:
     """A spare whose gap cannot be filled any more goes on with the roles that it lacks, and serves others."""
     bench = pipeline(kit)
@@ -192,8 +221,7 @@ def test_a_role_that_was_not_recorded(kit: Kit, how: str, what: str) -> None:
     assert bench.core.spares["s0", "a"].state is Spare.PARKED
     bench.hear(kit.failed("m3"))
     assert bench.said[-1].type == what
-    assert "the role middle, which was not recorded (too large)" in bench.said[-1].reason
-    assert "--recording-limit" in bench.said[-1].reason
+    assert "the role middle: it was not recorded (too large)" in bench.said[-1].reason
     if how == "hold":
         bench.hear(kit.failed("m4"))
         assert [e.leaver for e in bench.said if isinstance(e, say.StandbyAssigned)] == ["m4"]

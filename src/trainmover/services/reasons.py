@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from trainmover.events.catalogue import MAX_TEXT, JobFailed, JobHeld
 from trainmover.services.roster import Roster
+from trainmover.services.warming import Warming
 
 
 def why_unsourced(roster: Roster, seat: int) -> str:
@@ -21,28 +22,22 @@ def why_unsourced(roster: Roster, seat: int) -> str:
     )
 
 
-def why_uncovered(roster: Roster, seat: int) -> str:
+def why_uncovered(roster: Roster, warming: Warming, seat: int) -> str:
     """Why no spare can be warm in this seat's role; empty when one can, now or later."""
     role = roster.role_of(seat)
-    if role is None:
-        return (
-            f"position {seat} has a role of its own among too many: nothing was recorded for it"
-            if roster.roles
-            else ""
-        )
-    if roster.recorded(role) != "failed":
+    if role is not None:
+        why = warming.why_not(role)
+        return f"no spare can be warm in the role {role.name}: {why}" if why else ""
+    if not roster.roles:
         return ""
-    return (
-        f"no spare can be warm in the role {role.name}, which was not recorded "
-        f"({roster.why_not_recorded(role)}); see --recording-limit and --recordings"
-    )
+    return f"position {seat} has a role of its own among too many: nothing was recorded for it"
 
 
-def held(roster: Roster, incident: str, seat: int, leaver: str) -> JobHeld | JobFailed:
+def held(roster: Roster, warming: Warming, incident: str, seat: int, leaver: str) -> JobHeld | JobFailed:
     """What there is to say when a seat stays empty: the job waits, or fails where it says so."""
     fails = roster.job is not None and roster.job.on_exhausted == "fail"
     where = f"{leaver} (position {seat})"
-    for why in (why_unsourced(roster, seat), why_uncovered(roster, seat)):
+    for why in (why_unsourced(roster, seat), why_uncovered(roster, warming, seat)):
         if why:
             reason = f"nobody can take the place of {where}: {why}"[:MAX_TEXT]
             return JobFailed(reason=reason) if fails else JobHeld(incident=incident, reason=reason)
@@ -59,14 +54,19 @@ def held(roster: Roster, incident: str, seat: int, leaver: str) -> JobHeld | Job
     return JobHeld(incident=incident, reason=f"{reason}: {advice}")
 
 
-def why_no_move(roster: Roster, machine: str) -> str:
+def why_no_move(roster: Roster, warming: Warming, machine: str) -> str:
     """Why a member cannot move now, whoever would take its place; empty when it can."""
     seat = roster.seat_of(machine)
+    if not roster.seated(machine) or seat is None:
+        members = ", ".join(roster.members) or "no machine yet"
+        return f"{machine} has no seat in the job; members are {members}"[:MAX_TEXT]
+    if roster.dead(machine):
+        return f"{machine} is being replaced already"
     if roster.size == 1:
         return f"{machine} is the job's only machine: nobody else has its state"
-    if not roster.replaceable or seat is None:
+    if not roster.replaceable:
         return f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"
-    for why in (why_unsourced(roster, seat), why_uncovered(roster, seat)):
+    for why in (why_unsourced(roster, seat), why_uncovered(roster, warming, seat)):
         if why:
             return f"{machine} cannot be replaced: {why}"[:MAX_TEXT]
     return ""

@@ -22,8 +22,7 @@ When no spare is parked and none is on its way, a failure holds the job (``job.h
 when the job says so) and a move is refused.  A move may wait :data:`PATIENCE` seconds for a spare
 that is being warmed.  A failure whose state is on no other machine, or in a role that could not be
 recorded, holds the job with that reason (``reasons``).  After a promotion or a loss a fresh spare is
-asked for, so that the job's number of standbys stays true; after :data:`HOPELESS` machines in a row
-that were lost before they were of any use (as a spare: parked; as a first member: a step), no more is.
+asked for (``replenish``).
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from trainmover.events.catalogue import (
     MoveRefused,
     MoveRequested,
     RankDescribed,
+    RankExited,
     RecordingFailed,
     RecordingReady,
     RolesFound,
@@ -70,16 +70,16 @@ from trainmover.services.gaps import (
     SpareMachine,
 )
 from trainmover.services.reasons import held, why_no_move, why_uncovered, why_unsourced
+from trainmover.services.replenish import HOPELESS, Replenishing
 from trainmover.services.roles import find_roles
 from trainmover.services.roster import Life
 from trainmover.services.tables import first_trigger
 from trainmover.services.warming import Warming
 
+__all__ = ["HOPELESS", "PATIENCE", "StandbyCore"]
+
 PATIENCE = 60.0
 """Seconds that a move waits for a spare that is being warmed."""
-
-HOPELESS = 3
-"""Machines lost in a row without having been of use, after which no more is asked for."""
 
 
 class StandbyCore(Decider):
@@ -105,10 +105,11 @@ class StandbyCore(Decider):
         self._situation: tuple[object, ...] = ()
         self._live: dict[tuple[int, int], Incident] = {}
         self._warming = Warming(self.roster)
-        self._ordinal = 0
-        self._unanswered = 0
-        self._used_up = False
-        self._lost_in_a_row = 0
+        self._replenishing = Replenishing(self.roster)
+
+    @property
+    def _lost_in_a_row(self) -> int:
+        return self._replenishing.lost_in_a_row
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -116,17 +117,21 @@ class StandbyCore(Decider):
         life = (event.machine, event.incarnation)
         if life not in self.spares:
             self.spares[life] = self._line.add(life)
-            self._unanswered = max(0, self._unanswered - 1)
+            self._replenishing.joined()
 
     def _slot_parked(self, event: StandbyParked) -> None:
         self._warming.note(event)
         self._line.stir(event.machine)
 
+    def _ended(self, event: RankExited) -> None:
+        self._warming.note_end(event)
+        self._stir_idle()
+
     def _recorded(self, event: RecordingReady | RecordingFailed) -> None:
         self._stir_idle()
 
     def _started(self, event: TrainingStarted) -> None:
-        self._lost_in_a_row = 0
+        self._replenishing.of_use()
 
     def _move(self, event: MoveRequested) -> None:
         incident = incident_id("move", self.heard.id)
@@ -140,13 +145,10 @@ class StandbyCore(Decider):
 
     def _why_not(self, event: MoveRequested) -> str:
         """Why a move cannot be, as far as that is known at once; empty when it may be."""
-        machine, to, roster = event.machine, event.to, self.roster
-        if not roster.seated(machine):
-            members = ", ".join(roster.members) or "no machine yet"
-            return f"{machine} has no seat in the job; members are {members}"
-        if roster.dead(machine) or self._gap_of(roster.seat_of(machine)) is not None:
-            return f"{machine} is being replaced already"
-        if why := why_no_move(roster, machine):
+        roster, to = self.roster, event.to
+        if roster.seated(event.machine) and self._gap_of(roster.seat_of(event.machine)) is not None:
+            return f"{event.machine} is being replaced already"
+        if why := why_no_move(roster, self._warming, event.machine):
             return why
         if to is not None and not any(s.life[0] == to and s.state in WAITING for s in self._pool()):
             return f"{to} is not a living spare machine"
@@ -166,6 +168,7 @@ class StandbyCore(Decider):
         MachineFailed: noted,
         MachineLaunch: noted,
         RankDescribed: noted,
+        RankExited: _ended,
         RecordingReady: _recorded,
         RecordingFailed: _recorded,
         TrainingStarted: _started,
@@ -245,12 +248,10 @@ class StandbyCore(Decider):
             case Spare.PARKED:
                 self._note_use(spare)
             case Spare.LOST:
-                self._used_up = True
-                spare.was_parked = spare.was_parked or self._warming.of_use(spare)
-                if not spare.was_parked and (before is not Spare.MEMBER or not roster.started):
-                    self._lost_in_a_row += 1
-            case Spare.MEMBER:
-                self._used_up = self._used_up or before is Spare.ASSIGNED
+                parked = spare.was_parked or self._warming.of_use(spare)
+                self._replenishing.lost(of_use=parked or (before is Spare.MEMBER and roster.started))
+            case Spare.MEMBER if before is Spare.ASSIGNED:
+                self._replenishing.promoted()
             case _:
                 pass
         return True
@@ -265,7 +266,8 @@ class StandbyCore(Decider):
 
     def _note_use(self, spare: SpareMachine) -> None:
         if self._warming.of_use(spare):
-            spare.was_parked, self._lost_in_a_row = True, 0
+            spare.was_parked = True
+            self._replenishing.of_use()
 
     def _wanted_roles(self) -> list[MachineRole]:
         """Roles of the seats that wait for a spare."""
@@ -358,26 +360,21 @@ class StandbyCore(Decider):
         return gap.asked.to if gap.asked is not None and self._is_move(gap) else None
 
     def _choice(self, gap: Incident) -> SpareMachine | None:
-        """The spare that takes this seat now: parked in its role, and there is somebody to send the state."""
+        """The spare that takes this seat now, if there is somebody to send it the state."""
         wanted, role = self._wanted(gap), self.roster.role_of(gap.seat)
         if role is None:
             return None
-        fits = [
-            spare
-            for spare in self._pool()
-            if spare.state in PARKED and wanted in (None, spare.life[0]) and self._warming.has(spare, role)
-        ]
-        if not fits or why_unsourced(self.roster, gap.seat):
-            return None
-        return min(fits, key=lambda spare: self._warming.preference(spare, role))
+        fits = [s for s in self._pool() if s.state in PARKED and wanted in (None, s.life[0])]
+        spare = self._warming.choose(role, fits)
+        return None if spare is None or why_unsourced(self.roster, gap.seat) else spare
 
     def _on_the_way(self, gap: Incident) -> bool:
         """A spare that may yet be parked in the role: it is here, or for a move, asked for."""
         wanted = self._wanted(gap)
-        if why_uncovered(self.roster, gap.seat):
+        if why_uncovered(self.roster, self._warming, gap.seat):
             return False
         here = any(s.state in WAITING and wanted in (None, s.life[0]) for s in self._pool())
-        return here or (self._is_move(gap) and wanted is None and self._unanswered > 0)
+        return here or (self._is_move(gap) and wanted is None and self._replenishing.unanswered > 0)
 
     def _assign(self, gap: Incident, spare: SpareMachine) -> None:
         kind = "move" if self._is_move(gap) else "failure"
@@ -402,34 +399,25 @@ class StandbyCore(Decider):
         wanted = self._wanted(gap) or "a spare"
         machine = self._occupant(gap)
         reason = f"{wanted} was not warm in {self.patience:g} s" if gap.late else ""
-        reason = reason or why_no_move(self.roster, machine) or "no spare is warm or being warmed"
+        reason = (
+            reason or why_no_move(self.roster, self._warming, machine) or "no spare is warm or being warmed"
+        )
         self.do(CancelTimer(f"move:{gap.id}"))
         self.say(MoveRefused(machine=machine, incident=gap.id, reason=reason), gap.id)
 
     def _hold(self, gap: Incident) -> None:
-        self.say(held(self.roster, gap.id, gap.seat, self._occupant(gap)), gap.id)
-
-    # -- replenishing ------------------------------------------------------------------------------
+        self.say(held(self.roster, self._warming, gap.id, gap.seat, self._occupant(gap)), gap.id)
 
     def _replenish(self) -> bool:
         """Ask for one more spare, when one was used up; a seat that waits for one comes first."""
-        roster = self.roster
-        if roster.job is None or not self._used_up or self._lost_in_a_row >= HOPELESS:
+        if not self._replenishing.wanted:
             return False
-        switching = any(gap.state is Gap.ASSIGNED for gap in self._live.values())
-        calm = roster.started and roster.settled and not switching
-        if not calm and not self._waiting_seats():
-            return False
-        pool = sum(1 for spare in self._pool() if spare.state in WAITING)
-        if pool + self._unanswered >= roster.job.standbys:
-            return False
-        self._ordinal += 1
-        self._unanswered += 1
-        reason = f"{pool} of {roster.job.standbys} standbys are left"
-        self.say(StandbyReplenish(ordinal=self._ordinal, reason=reason))
-        return True
-
-    def _waiting_seats(self) -> bool:
-        """A seat is empty, and no spare was found for it."""
-        taken = {gap.seat for gap in self._live.values() if gap.state is Gap.ASSIGNED}
-        return any(seat not in taken for seat, _ in self.roster.lost())
+        assigned = {gap.seat for gap in self._live.values() if gap.state is Gap.ASSIGNED}
+        request = self._replenishing.request(
+            sum(1 for spare in self._pool() if spare.state in WAITING),
+            urgent=any(seat not in assigned for seat, _ in self.roster.lost()),
+            switching=bool(assigned),
+        )
+        if request is not None:
+            self.say(request)
+        return request is not None

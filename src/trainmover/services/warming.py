@@ -7,16 +7,22 @@ A spare is warmed in one role at a time, all its slots together; the next one is
 last one is parked.  First comes what an open gap needs, then what the fewest other spares have (so
 that two spares cover two roles sooner), then the roles with the most seats.  A job of many roles is
 covered up to :data:`~trainmover.services.roles.MAX_ROLES` of them, and what an open gap needs.
+
+A role can be out of reach: its ranks could not record, or :data:`STUBBORN` spares in a row ended while
+they were warmed in it.  Then spares are warmed in the others, instead of being lost one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from trainmover.events.catalogue import MachineRole, StandbyParked, StandbyWarm
+from trainmover.events.catalogue import MachineRole, RankExited, StandbyParked, StandbyWarm
 from trainmover.services.gaps import WAITING, SpareMachine
 from trainmover.services.roles import MAX_ROLES, by_size
 from trainmover.services.roster import Life, Roster
+
+STUBBORN = 2
+"""Spares in a row that may end while they are warmed in a role, before it is given up."""
 
 
 class Warming:
@@ -25,12 +31,33 @@ class Warming:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._slots: dict[tuple[Life, int], dict[str, set[int]]] = {}
+        self._ended: dict[tuple[int, str], dict[Life, str]] = {}
         self._ranked: tuple[tuple[MachineRole, ...], list[MachineRole]] = ((), [])
 
     def note(self, event: StandbyParked) -> None:
         """A slot of a spare is parked in a role."""
         key = ((event.machine, event.incarnation), event.generation)
-        self._slots.setdefault(key, {}).setdefault(event.role, set()).add(event.slot)
+        parked = self._slots.setdefault(key, {}).setdefault(event.role, set())
+        parked.add(event.slot)
+        if len(parked) >= self._roster.slots:
+            self._ended.pop((event.generation, event.role), None)
+
+    def note_end(self, event: RankExited) -> None:
+        """A rank of a spare ended; while it was being warmed, that is a sign against the role."""
+        life = (event.machine, event.incarnation)
+        parked = self._slots.get((life, event.generation), {}).get(event.role, ())
+        if event.mode == "sandbox" and len(parked) < self._roster.slots:
+            last = event.error.strip().splitlines()[-1:] or ["it did not say why"]
+            self._ended.setdefault((event.generation, event.role), {})[life] = last[0]
+
+    def why_not(self, role: MachineRole) -> str:
+        """Why no spare can be warm in a role, now or later; empty when one can."""
+        if self._roster.recorded(role) == "failed":
+            return f"it was not recorded ({self._roster.why_not_recorded(role)})"
+        ended = self._ended.get((self._roster.generation, role.name), {})
+        if len(ended) < STUBBORN:
+            return ""
+        return f"{len(ended)} spares in a row ended while they were warmed in it ({[*ended.values()][-1]})"
 
     def has(self, spare: SpareMachine, role: MachineRole) -> bool:
         """All slots of the spare are parked in this role."""
@@ -54,7 +81,7 @@ class Warming:
         for role in self._ranked[1]:
             if len(found) == MAX_ROLES:
                 break
-            if roster.recorded(role) != "failed":
+            if not self.why_not(role):
                 found.append(role)
         return found
 
@@ -70,7 +97,7 @@ class Warming:
         """
         if self.busy(spare):
             return None
-        needed = {role.name: role for role in wanted}
+        needed = {role.name: role for role in wanted if not self.why_not(role)}
         order = {role.name: role for role in self.covered()} | needed
         open_to = [
             role
@@ -90,7 +117,7 @@ class Warming:
         """The spare is parked in every role that there is for it."""
         if not spare.warmed or self.busy(spare):
             return False
-        roles = [*self.covered(), *(role for role in wanted if self._roster.recorded(role) != "failed")]
+        roles = [*self.covered(), *(role for role in wanted if not self.why_not(role))]
         return all(role.name in spare.warmed for role in roles)
 
     def order(self, spare: SpareMachine, role: MachineRole) -> StandbyWarm:
@@ -113,11 +140,16 @@ class Warming:
             memory="resident" if keep else "released",
         )
 
-    def preference(self, spare: SpareMachine, role: MachineRole) -> tuple[bool, int]:
-        """Sort key of spares for a role: tensors in place first, then who is of the least other use."""
+    def choose(self, role: MachineRole, spares: Iterable[SpareMachine]) -> SpareMachine | None:
+        """The spare for a seat of this role: tensors in place first, then who is of the least other use."""
         job = self._roster.job
-        released = job is not None and job.standby_memory == "sequential" and spare.warmed[0] != role.name
-        return released, sum(self._all_slots(spare, name) for name in spare.warmed)
+        sequential = job is not None and job.standby_memory == "sequential"
+
+        def rank(spare: SpareMachine) -> tuple[bool, int]:
+            released = sequential and spare.warmed[0] != role.name
+            return released, sum(self._all_slots(spare, name) for name in spare.warmed)
+
+        return min((spare for spare in spares if self.has(spare, role)), key=rank, default=None)
 
     def _all_slots(self, spare: SpareMachine, name: str) -> bool:
         parked: Collection[int] = self._slots.get((spare.life, spare.generation), {}).get(name, ())
