@@ -6,6 +6,8 @@ next request.  What never lives here: the spares themselves (``standby``).
 After a promotion or a loss a fresh spare is asked for, so that the job's number of standbys stays
 true; after :data:`HOPELESS` machines in a row that were lost before they were of any use (as a spare:
 parked in a role; as a first member: a step), no more is.
+
+Before the first launch it takes members, too: a machine that is lost then leaves too few to begin.
 """
 
 from __future__ import annotations
@@ -72,9 +74,11 @@ class Replenishing:
         if roster.job is None or not self.wanted:
             return None
         calm = roster.started and roster.settled and not switching
-        if not (calm or urgent) or waiting + self.unanswered >= roster.job.standbys:
+        unlaunched = roster.generation == 0
+        wanted = roster.job.standbys + (roster.size if unlaunched else 0)
+        if not (calm or urgent or unlaunched) or waiting + self.unanswered >= wanted:
             return None
         self._ordinal += 1
         self.unanswered += 1
-        reason = f"{waiting} of {roster.job.standbys} standbys are left"
+        reason = f"{waiting} of {wanted} {'machines' if unlaunched else 'standbys'} are left"
         return StandbyReplenish(ordinal=self._ordinal, reason=reason)

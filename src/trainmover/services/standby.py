@@ -119,6 +119,10 @@ class StandbyCore(Decider):
             self.spares[life] = self._line.add(life)
             self._replenishing.joined()
 
+    def _launched(self, event: MachineLaunch) -> None:
+        if self.roster.roles:  # it is late, and may tell who records
+            self._stir_idle()
+
     def _slot_parked(self, event: StandbyParked) -> None:
         self._warming.note(event)
         self._line.stir(event.machine)
@@ -166,7 +170,7 @@ class StandbyCore(Decider):
         MachineJoined: _joined,
         MachineLeft: noted,
         MachineFailed: noted,
-        MachineLaunch: noted,
+        MachineLaunch: _launched,
         RankDescribed: noted,
         RankExited: _ended,
         RecordingReady: _recorded,
