@@ -61,6 +61,9 @@ QUIET_SECONDS: Final = 0.5
 QUIET_MOST: Final = 256
 """Inputs that caused nothing in one journal entry at most."""
 
+LATE_INPUT: Final = 10.0
+"""Seconds for which a start waits for an input that was heard before, but is not in the log yet."""
+
 PAST_LIMIT: Final = 60.0
 """Seconds that reading the log may take on start."""
 
@@ -133,7 +136,9 @@ class Shell:
         try:
             feed = await self.bus.feed((*self.core.areas, "timer"), history=True)
             past = await feed.past(PAST_LIMIT)
-            await self._rebuild(past, await self._journal())
+            entries = await self._journal()
+            await self._wait_for_inputs(feed, past, entries)
+            await self._rebuild(past, entries)
             for driver in self._drivers:
                 self._spawn(driver.run(self.bus, self._tell))
             self._spawn(self._pump(feed))
@@ -159,6 +164,21 @@ class Shell:
         finally:
             await feed.close()
         return journal_of(self.core.name, past)
+
+    async def _wait_for_inputs(self, feed: Feed, past: list[Envelope], entries: list[JournalEntry]) -> None:
+        """Inputs of the last seconds may still be on their way into the log: its leader was lost, say.
+
+        Without them this life would hear things in another order than the journal of the last one tells.
+        """
+        known = {envelope.id for envelope in past}
+        since = self._clock() - LATE_INPUT
+        missing = {cause for _, cause, now in feeding_order(entries) if cause not in known and now > since}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LATE_INPUT):
+                while missing:
+                    envelope = await anext(feed)
+                    past.append(envelope)
+                    missing.discard(envelope.id)
 
     async def _rebuild(self, past: list[Envelope], entries: list[JournalEntry]) -> None:
         known = {envelope.id: envelope for envelope in past}
