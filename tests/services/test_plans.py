@@ -133,6 +133,22 @@ def test_the_switcher_hands_on_which_ranks_are_meant(kit: Kit) -> None:
     assert (prepare.endpoints, prepare.endpoint_ranks) == (plan.endpoints[1:], (1,))
 
 
+def test_a_report_costs_the_same_in_every_job(kit: Kit) -> None:
+    """A rank that has prepared costs the switcher the same in a job of 800 machines as in one of 100."""
+    costs = []
+    for machines in (100, 800):
+        bench = kit.Bench(SwitcherCore())
+        names = [f"m{number}" for number in range(machines)]
+        bench.hear(kit.submitted(machines), *(kit.joined(name) for name in names))
+        bench.hear(*(kit.launch(name, seat, n=machines) for seat, name in enumerate(names)))
+        bench.hear(kit.plan(1, names, kind="start", base=0))
+        reports = [kit.prepared(1, rank, name) for rank, name in enumerate(names)]
+        costs.append(steps_of(lambda bench=bench, reports=reports: bench.hear(*reports[:50])))  # type: ignore[misc]
+        bench.hear(*reports[50:], *(kit.adopted(1, rank, name) for rank, name in enumerate(names)))
+        assert bench.said[-1].type == "switch.committed"
+    assert costs[1] <= 1.1 * costs[0]
+
+
 @pytest.mark.parametrize(
     "told",
     [

@@ -15,6 +15,8 @@ One switch at a time, and its phases are the table below.  Its rules:
 - A dead member of the new layout, the limit, or a newer plan abort it.  A leaver's death does not.
 - A plan that was made on another epoch than the committed one is refused; one that has a machine
   known to be dead is not begun.  For both the planner makes a better one.
+- What a rank reports costs the same in every job: reports are counted, and looked through when there
+  are as many as ranks; of the plan's machines only those are looked at that something changed about.
 - When every rank has finished all its steps the job is completed, whatever else was on its way.  It
   ended well when the ranks that had the same state in the first steps have the same at the end.
 """
@@ -110,6 +112,8 @@ class SwitcherCore(Decider):
         self._trained: dict[int, int] = {}
         self._expired: set[int] = set()
         self._finished: dict[int, RankFinished] = {}
+        self._layout = Layout(0, (), 1)
+        self._lost: set[str] = set()
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -164,6 +168,7 @@ class SwitcherCore(Decider):
 
     def advance(self) -> bool:
         """One transition, if a trigger of the phase holds."""
+        self._look_at_touched()
         plan, coming = self.plan, self._next
         trigger = first_trigger(
             TABLE,
@@ -173,10 +178,10 @@ class SwitcherCore(Decider):
                 "stale plan": lambda: coming is not None and bool(self._why_stale(coming)),
                 "plan": lambda: coming is not None and not self._dead(coming),
                 "all adopted": lambda: plan is not None and self._all_adopted(plan),
-                "member failed": lambda: plan is not None and bool(self._dead(plan)),
+                "member failed": lambda: plan is not None and bool(self._lost),
                 "superseded": lambda: coming is not None,
                 "limit": lambda: plan is not None and plan.epoch in self._expired,
-                "all prepared": lambda: plan is not None and not self._unprepared(plan),
+                "all prepared": lambda: plan is not None and self._all_prepared(plan),
             },
         )
         if trigger is None:
@@ -215,29 +220,41 @@ class SwitcherCore(Decider):
     def _dead(self, plan: PlanReady) -> list[str]:
         return [machine for machine in plan.machines if self.roster.dead(machine)]
 
-    def _layout(self, plan: PlanReady) -> Layout:
-        return Layout(plan.epoch, plan.machines, plan.ranks_per_machine)
+    def _look_at_touched(self) -> None:
+        """Which machines of the switch's layout are dead, brought up to date where anything changed."""
+        for machine in self.roster.take_touched():
+            if machine in self._layout.positions and self.roster.dead(machine):
+                self._lost.add(machine)
+            else:
+                self._lost.discard(machine)
 
     def _unprepared(self, plan: PlanReady) -> list[int]:
-        layout, said = self._layout(plan), self._prepared.get(plan.epoch, {})
-        if len(said) < layout.world_size:
-            return [rank for rank in range(layout.world_size) if rank not in said]
-        return [rank for rank in range(layout.world_size) if said.get(rank) != layout.machine_of(rank)]
+        return self._missing(self._prepared.get(plan.epoch, {}))
 
     def _unadopted(self, plan: PlanReady) -> list[int]:
-        layout, said = self._layout(plan), self._adopted.get(plan.epoch, {})
-        if len(said) < layout.world_size:
-            return [rank for rank in range(layout.world_size) if rank not in said]
-        machines = {rank: adopted.machine for rank, adopted in said.items()}
-        return [rank for rank in range(layout.world_size) if machines.get(rank) != layout.machine_of(rank)]
+        adopted = self._adopted.get(plan.epoch, {})
+        return self._missing({rank: event.machine for rank, event in adopted.items()})
+
+    def _missing(self, said: Mapping[int, str]) -> list[int]:
+        """Ranks of the layout that nobody spoke for, or another machine than the one that they sit on."""
+        layout = self._layout
+        return [rank for rank in range(layout.world_size) if said.get(rank) != layout.machine_of(rank)]
+
+    def _all_prepared(self, plan: PlanReady) -> bool:
+        said = self._prepared.get(plan.epoch, {})
+        return len(said) >= self._layout.world_size and not self._unprepared(plan)
 
     def _all_adopted(self, plan: PlanReady) -> bool:
-        return plan.epoch in self._trained or not self._unadopted(plan)
+        if plan.epoch in self._trained:
+            return True
+        said = self._adopted.get(plan.epoch, {})
+        return len(said) >= self._layout.world_size and not self._unadopted(plan)
 
     # -- one switch --------------------------------------------------------------------------------
 
     def _prepare(self, plan: PlanReady) -> None:
         self.plan, self._next = plan, None
+        self._layout, self._lost = Layout(plan.epoch, plan.machines, plan.ranks_per_machine), set()
         self.do(SetTimer(f"limit:{plan.epoch}", self.now + self.limit))
         self.say(
             SwitchPrepare(
@@ -289,7 +306,7 @@ class SwitcherCore(Decider):
     def _what_is_missing(self, plan: PlanReady) -> str:
         unprepared, unadopted = self._unprepared(plan), self._unadopted(plan)
         what, ranks = ("prepared", unprepared) if unprepared else ("adopted", unadopted)
-        names = ", ".join(f"{rank} ({self._layout(plan).machine_of(rank)})" for rank in ranks[:16])
+        names = ", ".join(f"{rank} ({self._layout.machine_of(rank)})" for rank in ranks[:16])
         return f"not {what} within {self.limit:g} s: rank {names}{' and more' if len(ranks) > 16 else ''}"
 
     def _say_aborted(self, plan: PlanReady, reason: str) -> None:
