@@ -12,6 +12,7 @@ from trainmover.events import catalogue as say
 from trainmover.services.described import Described
 from trainmover.services.planner import PlannerCore
 from trainmover.services.plans import SOURCES, WHOLE
+from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import SwitcherCore
 from trainmover.topology import Grid, Groups, Layout, links_at
 
@@ -146,6 +147,21 @@ def test_a_report_costs_the_same_in_every_job(kit: Kit) -> None:
         costs.append(steps_of(lambda bench=bench, reports=reports: bench.hear(*reports[:50])))  # type: ignore[misc]
         bench.hear(*reports[50:], *(kit.adopted(1, rank, name) for rank, name in enumerate(names)))
         assert bench.said[-1].type == "switch.committed"
+    assert costs[1] <= 1.1 * costs[0]
+
+
+@pytest.mark.parametrize("core", [PlannerCore, SwitcherCore, StandbyCore])
+def test_what_a_rank_is_costs_the_same_in_every_job(kit: Kit, core: Any) -> None:
+    """All ranks say what they are while nothing else waits: none of them walks the others."""
+    costs = []
+    for machines in (100, 800):
+        bench = kit.Bench(core())
+        names = [f"m{number}" for number in range(machines)]
+        bench.hear(kit.submitted(machines, standbys=0), *(kit.joined(name) for name in names))
+        bench.hear(*(kit.launch(name, seat, n=machines) for seat, name in enumerate(names)))
+        bench.hear(*(kit.up(name) for name in names), kit.committed(1, names, kind="start"))
+        told = kit.all_described(machines)
+        costs.append(steps_of(lambda bench=bench, told=told: bench.hear(kit.started(), *told[:50])))  # type: ignore[misc]
     assert costs[1] <= 1.1 * costs[0]
 
 

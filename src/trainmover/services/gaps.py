@@ -3,8 +3,8 @@
 What lives here: the two tables that ``standby`` walks, and what is kept of each spare and each gap.
 What never lives here: when a trigger holds, and what follows from a transition.
 
-The :class:`Line` of spares knows which of them have to be looked at: those about which something
-changed, and those that wait for their gap.
+The :class:`Book` has the gaps, and answers what is asked about one.  The :class:`Line` of spares knows
+which of them have to be looked at: those about which something changed, and those that wait for their gap.
 
 A *spare* is one machine's life as standby sees it, from joining to its end.  It is warmed in one
 role after another, and can be assigned as soon as the role that is needed is parked.  A *gap* is a
@@ -13,11 +13,12 @@ seat that needs another machine, because its machine failed or is asked to move.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trainmover.events.catalogue import MoveRequested
-from trainmover.services.roster import Life
+from trainmover.events.catalogue import MachineRole, MoveRequested
+from trainmover.services.roster import Life, Roster
 from trainmover.services.tables import Table
 
 
@@ -134,6 +135,58 @@ class Incident:
     @property
     def live(self) -> bool:
         return self.state is not Gap.CLOSED
+
+
+class Book:
+    """All gaps, and the live ones by seat.
+
+    Attributes:
+        gaps: every gap that there was, by the id of its incident.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.gaps: dict[str, Incident] = {}
+        self._roster = roster
+        self._live: dict[tuple[int, int], Incident] = {}
+
+    @property
+    def live(self) -> Collection[Incident]:
+        """Gaps that are not closed, the older first."""
+        return self._live.values()
+
+    def open(self, gap: Incident) -> None:
+        """A seat needs another machine."""
+        self.gaps[gap.id] = gap
+        self._live[gap.seat, gap.generation] = gap
+
+    def close(self, gap: Incident) -> None:
+        """It needs none any more."""
+        del self._live[gap.seat, gap.generation]
+
+    def at(self, seat: int | None) -> Incident | None:
+        """The live gap of a seat in this generation."""
+        return None if seat is None else self._live.get((seat, self._roster.generation))
+
+    def in_order(self) -> list[Incident]:
+        """Live gaps: failures before moves, the older first."""
+        return sorted(self._live.values(), key=self.is_move)
+
+    def is_move(self, gap: Incident) -> bool:
+        """The gap is still a wish: nobody died on its seat."""
+        return gap.asked is not None and not self._roster.dead(self.occupant(gap))
+
+    def occupant(self, gap: Incident) -> str:
+        """Who sits there now: after a switch that came through at the last moment, its joiner."""
+        return self._roster.seats.get(gap.seat, "")
+
+    def wanted(self, gap: Incident) -> str | None:
+        """The one spare that a move asks for; no failure waits for a certain one."""
+        return gap.asked.to if gap.asked is not None and self.is_move(gap) else None
+
+    def wanted_roles(self) -> list[MachineRole]:
+        """Roles of the seats that wait for a spare."""
+        waiting = [gap.seat for gap in self._live.values() if gap.state in (Gap.OPEN, Gap.HELD)]
+        return [role for seat in waiting if (role := self._roster.role_of(seat)) is not None]
 
 
 class Line:

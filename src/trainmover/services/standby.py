@@ -63,6 +63,7 @@ from trainmover.services.gaps import (
     PARKED,
     SPARES,
     WAITING,
+    Book,
     Gap,
     Incident,
     Line,
@@ -70,13 +71,11 @@ from trainmover.services.gaps import (
     SpareMachine,
 )
 from trainmover.services.reasons import held, why_no_move, why_uncovered, why_unsourced
-from trainmover.services.replenish import HOPELESS, Replenishing
+from trainmover.services.replenish import Replenishing
 from trainmover.services.roles import find_roles
 from trainmover.services.roster import Life
 from trainmover.services.tables import first_trigger
 from trainmover.services.warming import Warming
-
-__all__ = ["HOPELESS", "PATIENCE", "StandbyCore"]
 
 PATIENCE = 60.0
 """Seconds that a move waits for a spare that is being warmed."""
@@ -100,16 +99,12 @@ class StandbyCore(Decider):
         super().__init__()
         self.patience = patience
         self.spares: dict[Life, SpareMachine] = {}
-        self.gaps: dict[str, Incident] = {}
+        self._book = Book(self.roster)
+        self.gaps = self._book.gaps
         self._line = Line()
         self._situation: tuple[object, ...] = ()
-        self._live: dict[tuple[int, int], Incident] = {}
         self._warming = Warming(self.roster)
         self._replenishing = Replenishing(self.roster)
-
-    @property
-    def _lost_in_a_row(self) -> int:
-        return self._replenishing.lost_in_a_row
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -150,7 +145,7 @@ class StandbyCore(Decider):
     def _why_not(self, event: MoveRequested) -> str:
         """Why a move cannot be, as far as that is known at once; empty when it may be."""
         roster, to = self.roster, event.to
-        if roster.seated(event.machine) and self._gap_of(roster.seat_of(event.machine)) is not None:
+        if roster.seated(event.machine) and self._book.at(roster.seat_of(event.machine)) is not None:
             return f"{event.machine} is being replaced already"
         if why := why_no_move(roster, self._warming, event.machine):
             return why
@@ -191,7 +186,7 @@ class StandbyCore(Decider):
         """
         if self._find_roles():
             return True
-        moved = [self._advance_gap(gap) for gap in self._in_order()]
+        moved = [self._advance_gap(gap) for gap in self._book.in_order()]
         moved += [self._advance_spare(spare) for spare in self._due()]
         return any(moved) or self._open_gap() or self._replenish()
 
@@ -234,8 +229,8 @@ class StandbyCore(Decider):
                 "stale": lambda: spare.generation != roster.generation,
                 "recording is ready": lambda: role is not None,
                 "next role": lambda: role is not None,
-                "all roles parked": lambda: self._warming.complete(spare, self._wanted_roles()),
-                "not needed": lambda: all(gap.joiner != life for gap in self._live.values()),
+                "all roles parked": lambda: self._warming.complete(spare, self._book.wanted_roles()),
+                "not needed": lambda: all(gap.joiner != life for gap in self._book.live),
             },
         )
         if trigger is None:
@@ -266,22 +261,17 @@ class StandbyCore(Decider):
         usable = roster.replaceable and roster.full and roster.is_idle(*spare.life)
         if not usable or spare.state not in WAITING:
             return None
-        return self._warming.next_role(spare, self._wanted_roles(), self._pool())
+        return self._warming.next_role(spare, self._book.wanted_roles(), self._pool())
 
     def _note_use(self, spare: SpareMachine) -> None:
         if self._warming.of_use(spare):
             spare.was_parked = True
             self._replenishing.of_use()
 
-    def _wanted_roles(self) -> list[MachineRole]:
-        """Roles of the seats that wait for a spare."""
-        waiting = [gap.seat for gap in self._live.values() if gap.state in (Gap.OPEN, Gap.HELD)]
-        return [role for seat in waiting if (role := self.roster.role_of(seat)) is not None]
-
     def _advance_gap(self, gap: Incident) -> bool:
         roster = self.roster
         choice = self._choice(gap) if gap.state in (Gap.OPEN, Gap.HELD) else None
-        occupied = not roster.dead(self._occupant(gap))
+        occupied = not roster.dead(self._book.occupant(gap))
         hopeless = not occupied and not nothing_to_keep(roster) and bool(why_unsourced(roster, gap.seat))
         trigger = first_trigger(
             GAPS,
@@ -293,8 +283,8 @@ class StandbyCore(Decider):
                 ),
                 "state lost": lambda: hopeless,
                 "spare parked": lambda: choice is not None,
-                "refused": lambda: self._is_move(gap) and (gap.late or not self._on_the_way(gap)),
-                "no spare": lambda: not self._is_move(gap) and not self._on_the_way(gap),
+                "refused": lambda: self._book.is_move(gap) and (gap.late or not self._on_the_way(gap)),
+                "no spare": lambda: not self._book.is_move(gap) and not self._on_the_way(gap),
                 "seat taken": lambda: gap.joiner is not None and roster.is_member(*gap.joiner),
                 "joiner lost": lambda: gap.joiner in roster.gone,
             },
@@ -304,7 +294,7 @@ class StandbyCore(Decider):
         gap.state = GAPS[gap.state][trigger]
         self._stir_idle()
         if not gap.live:
-            del self._live[gap.seat, gap.generation]
+            self._book.close(gap)
         match trigger:
             case "spare parked":
                 assert choice is not None, "an assignment has a spare"
@@ -328,44 +318,24 @@ class StandbyCore(Decider):
         if not roster.replaceable or nothing_to_keep(roster):
             return False
         for seat, machine in roster.lost():
-            if self._gap_of(seat) is None:
+            if self._book.at(seat) is None:
                 incident = incident_id(machine, roster.life(machine))
                 self._open(Incident(incident, seat, roster.generation, None))
                 return True
         return False
 
     def _open(self, gap: Incident) -> None:
-        self.gaps[gap.id] = gap
-        self._live[gap.seat, gap.generation] = gap
+        self._book.open(gap)
         self._stir_idle()
-
-    def _in_order(self) -> list[Incident]:
-        """Live gaps: failures before moves, the older first."""
-        return sorted(self._live.values(), key=self._is_move)
-
-    def _gap_of(self, seat: int | None) -> Incident | None:
-        return None if seat is None else self._live.get((seat, self.roster.generation))
-
-    def _is_move(self, gap: Incident) -> bool:
-        """The gap is still a wish: nobody died on its seat."""
-        return gap.asked is not None and not self.roster.dead(self._occupant(gap))
-
-    def _occupant(self, gap: Incident) -> str:
-        """Who sits there now: after a switch that came through at the last moment, its joiner."""
-        return self.roster.seats.get(gap.seat, "")
 
     def _pool(self) -> Iterable[SpareMachine]:
         """Living spares that fit, in order of joining."""
         lives = [(joined.machine, joined.incarnation) for joined in self.roster.idle()]
         return [self.spares[life] for life in lives if life in self.spares]
 
-    def _wanted(self, gap: Incident) -> str | None:
-        """The one spare that a move asks for; no failure waits for a certain one."""
-        return gap.asked.to if gap.asked is not None and self._is_move(gap) else None
-
     def _choice(self, gap: Incident) -> SpareMachine | None:
         """The spare that takes this seat now, if there is somebody to send it the state."""
-        wanted, role = self._wanted(gap), self.roster.role_of(gap.seat)
+        wanted, role = self._book.wanted(gap), self.roster.role_of(gap.seat)
         if role is None:
             return None
         fits = [s for s in self._pool() if s.state in PARKED and wanted in (None, s.life[0])]
@@ -374,14 +344,14 @@ class StandbyCore(Decider):
 
     def _on_the_way(self, gap: Incident) -> bool:
         """A spare that may yet be parked in the role: it is here, or for a move, asked for."""
-        wanted = self._wanted(gap)
+        wanted = self._book.wanted(gap)
         if why_uncovered(self.roster, self._warming, gap.seat):
             return False
         here = any(s.state in WAITING and wanted in (None, s.life[0]) for s in self._pool())
-        return here or (self._is_move(gap) and wanted is None and self._replenishing.unanswered > 0)
+        return here or (self._book.is_move(gap) and wanted is None and self._replenishing.unanswered > 0)
 
     def _assign(self, gap: Incident, spare: SpareMachine) -> None:
-        kind = "move" if self._is_move(gap) else "failure"
+        kind = "move" if self._book.is_move(gap) else "failure"
         gap.joiner = spare.life
         self._line.enter(spare, "assigned")
         if gap.asked is not None:
@@ -390,7 +360,7 @@ class StandbyCore(Decider):
             StandbyAssigned(
                 incident=gap.id,
                 kind=kind,  # type: ignore[arg-type]  # a literal by the line above
-                leaver=self._occupant(gap),
+                leaver=self._book.occupant(gap),
                 joiner=spare.life[0],
                 joiner_incarnation=spare.life[1],
                 generation=gap.generation,
@@ -400,8 +370,8 @@ class StandbyCore(Decider):
         )
 
     def _refuse(self, gap: Incident) -> None:
-        wanted = self._wanted(gap) or "a spare"
-        machine = self._occupant(gap)
+        wanted = self._book.wanted(gap) or "a spare"
+        machine = self._book.occupant(gap)
         reason = f"{wanted} was not warm in {self.patience:g} s" if gap.late else ""
         reason = (
             reason or why_no_move(self.roster, self._warming, machine) or "no spare is warm or being warmed"
@@ -410,13 +380,13 @@ class StandbyCore(Decider):
         self.say(MoveRefused(machine=machine, incident=gap.id, reason=reason), gap.id)
 
     def _hold(self, gap: Incident) -> None:
-        self.say(held(self.roster, self._warming, gap.id, gap.seat, self._occupant(gap)), gap.id)
+        self.say(held(self.roster, self._warming, gap.id, gap.seat, self._book.occupant(gap)), gap.id)
 
     def _replenish(self) -> bool:
         """Ask for one more spare, when one was used up; a seat that waits for one comes first."""
         if not self._replenishing.wanted:
             return False
-        assigned = {gap.seat for gap in self._live.values() if gap.state is Gap.ASSIGNED}
+        assigned = {gap.seat for gap in self._book.live if gap.state is Gap.ASSIGNED}
         request = self._replenishing.request(
             sum(1 for spare in self._pool() if spare.state in WAITING),
             urgent=any(seat not in assigned for seat, _ in self.roster.lost()),
