@@ -140,9 +140,9 @@ class Outlet:
                 self._exchange.store_soon(envelope)
 
     @property
-    def unstored(self) -> int:
-        """Messages that the log does not have."""
-        return len(self._waiting)
+    def unstored(self) -> tuple[str, ...]:
+        """Ids of what was said and is not stored."""
+        return tuple(self._waiting)
 
 
 class Exchange:
@@ -401,4 +401,3 @@ class SimulatedBus(Bus):
     def _check(self) -> None:
         if not self.outlet.alive:
             raise BusError(f"the bus of {self.process.name} is closed")
-

@@ -18,8 +18,8 @@ import asyncio
 import contextvars
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ NOBODY = Process("the simulation")
 _current: contextvars.ContextVar[Process] = contextvars.ContextVar("process", default=NOBODY)
 
 
-class Timer(asyncio.TimerHandle):
-    """A callback that is to run, at once or at a time."""
+class Timer:
+    """A callback that is to run, at once or at a time; has what tasks use of an ``asyncio.TimerHandle``."""
 
     __slots__ = ("act", "arguments", "context", "order", "over", "when_due")
 
@@ -51,7 +51,6 @@ class Timer(asyncio.TimerHandle):
         arguments: tuple[Any, ...],
         context: contextvars.Context,
     ) -> None:
-        # The parent's fields are asyncio's own business; only its type is needed.
         self.when_due, self.order, self.act, self.arguments = when, order, act, arguments
         self.context, self.over = context, False
 
@@ -67,16 +66,20 @@ class Timer(asyncio.TimerHandle):
         """When it is due."""
         return self.when_due
 
-    def __lt__(self, other: object) -> bool:
-        assert isinstance(other, Timer), "only timers are in line"
+    def __lt__(self, other: Timer) -> bool:
         return (self.when_due, self.order) < (other.when_due, other.order)
 
     def __repr__(self) -> str:
         return f"<{self.act} at {self.when_due:.6f}>"
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
-    """The loop; see the module.  :meth:`run` and :meth:`run_until` drive it."""
+class VirtualLoop:
+    """The loop; see the module.  It has what tasks, futures and queues use of an event loop.
+
+    Attributes:
+        now: virtual seconds since the beginning.
+        failures: errors that nobody looked at, as asyncio describes them.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -133,17 +136,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """See asyncio."""
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=cast(asyncio.AbstractEventLoop, self))
 
-    def create_task(  # type: ignore[override]  # typeshed has one signature for each Python
+    def create_task(
         self,
-        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        work: Coroutine[Any, Any, T],
         *,
         name: str | None = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         """See asyncio."""
-        return asyncio.Task(coro, loop=self, name=name, context=context)  # type: ignore[arg-type]
+        return asyncio.Task(work, loop=cast(asyncio.AbstractEventLoop, self), name=name, context=context)
 
     def get_debug(self) -> bool:
         """See asyncio: never."""
@@ -151,7 +154,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def is_running(self) -> bool:
         """See asyncio."""
-        return asyncio._get_running_loop() is self
+        return asyncio._get_running_loop() is cast(asyncio.AbstractEventLoop, self)
 
     def is_closed(self) -> bool:
         """See asyncio."""
@@ -182,7 +185,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_until(self, over: Callable[[], bool], limit: float) -> bool:
         """Run until ``over()`` (asked between two callbacks) or until the time; True when it was over."""
         before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
+        asyncio._set_running_loop(cast(asyncio.AbstractEventLoop, self))
         try:
             while not over():
                 timer = self._next(limit)

@@ -100,9 +100,7 @@ class Cluster:
             name = f"m{self._next}"
             self._next += 1
         self._lives += 1
-        machine = SimulatedMachine(
-            name, f"life{self._lives}", self.exchange, self.training, self.setup.slots
-        )
+        machine = SimulatedMachine(name, f"life{self._lives}", self.exchange, self.training, self.setup.slots)
         self.machines[name] = machine
         machine.join()
         return machine
@@ -178,6 +176,10 @@ class Cluster:
     def reborn(self, service: str) -> None:
         """See :class:`trainmover.simulator.hosts.Observer`."""
         self.watch.reborn(service)
+
+    def silenced(self, unstored: tuple[str, ...]) -> None:
+        """See :class:`trainmover.simulator.hosts.Observer`."""
+        self.watch.silenced(unstored)
 
     def raised(self, service: str, envelope: Envelope, error: Exception) -> None:
         """See :class:`trainmover.simulator.hosts.Observer`."""

@@ -32,6 +32,10 @@ class Observer(Protocol):
         """A service begins with a fresh core."""
         ...
 
+    def silenced(self, unstored: tuple[str, ...]) -> None:
+        """A service died; these ids it had said, and the log does not have them."""
+        ...
+
     def fed(self, service: str, envelope: Envelope, outputs: list[Output]) -> None:
         """A core was fed an input, live or out of the log, and answered."""
         ...
@@ -140,6 +144,7 @@ class Host:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self._bus is not None:
             self._bus.die()
+            self._observer.silenced(self._bus.outlet.unstored)
             self._bus = None
         if not task.cancelled() and task.exception() is not None:
             self._loop.call_exception_handler({"exception": task.exception(), "message": self.name})
@@ -147,7 +152,7 @@ class Host:
         self._pause = AGAIN_SECONDS
 
     def crash(self, publishes: int, pause: float) -> None:
-        """Die in the place of this publish from now on, at once for 0; start again after ``pause`` seconds."""
+        """Die in the place of a publish (the next is 1; 0: at once); start again after a pause (seconds)."""
         if self._bus is None or self._over:
             return
         self._pause = pause

@@ -66,7 +66,7 @@ class SimulatedMachine:
         self.apart = False
         self.ending = ""
         self.ranks = RankSet()
-        self.relay = Relay(name, cast(Ranks, self.ranks))
+        self.relay = Relay(name, cast("Ranks", self.ranks))
         self.sequence = 0
         self.outlet = exchange.outlet(self.process)
         self._exchange = exchange
@@ -100,7 +100,7 @@ class SimulatedMachine:
         self._exchange.machines[self.name] = self
         self._exchange.listeners.append(self)
         self.fill()
-        self.say(
+        self.tell(
             say.MachineJoined(
                 machine=self.name, incarnation=self.incarnation, host="10.0.0.1", slots=self.slots, pid=1
             )
@@ -235,8 +235,8 @@ class SimulatedMachine:
         life = f"{self.name}-{self.incarnation}-{rank.pid}"
         rank.endpoint = say.Endpoint(host="10.0.0.1", port=20000 + rank.slot, life=life)
         rank.line = rank
-        self.relay.connected(cast(Any, rank))
-        rank.say(
+        self.relay.connected(cast("Any", rank))
+        rank.tell(
             say.RankStarted(
                 machine=self.name,
                 incarnation=self.incarnation,
@@ -248,7 +248,7 @@ class SimulatedMachine:
                 role=rank.role,
             )
         )
-        self.relay.started(cast(Any, rank))
+        self.relay.started(cast("Any", rank))
         if rank.mode == "live":
             self.training.waits(rank)
         else:
@@ -258,7 +258,7 @@ class SimulatedMachine:
     def _parked(self, rank: SimulatedRank) -> None:
         if rank.over:
             return
-        rank.say(
+        rank.tell(
             say.StandbyParked(
                 machine=self.name,
                 incarnation=self.incarnation,
@@ -299,7 +299,7 @@ class SimulatedMachine:
             error=error,
             role=rank.role,
         )
-        self.later(self._chance.random() * 0.2, self.say, event)
+        self.later(self._chance.random() * 0.2, self.tell, event)
 
     # -- what befalls it -----------------------------------------------------------------------------
 
@@ -369,9 +369,9 @@ class SimulatedMachine:
         self.later(seconds, self._left, why)
 
     def _left(self, why: str) -> None:
-        self.say(say.MachineLeft(machine=self.name, incarnation=self.incarnation, reason=why))
+        self.tell(say.MachineLeft(machine=self.name, incarnation=self.incarnation, reason=why))
         # A short time in which the bus port brings its last words into the log.
-        self.later(1.0 if self.outlet.unstored == 0 else 3.0, self._vanish_quietly)
+        self.later(3.0 if self.outlet.unstored else 1.0, self._vanish_quietly)
 
     def _vanish_quietly(self) -> None:
         if self.alive:
@@ -379,7 +379,7 @@ class SimulatedMachine:
 
     # -- what it says --------------------------------------------------------------------------------
 
-    def say(self, event: say.Event) -> None:
+    def tell(self, event: say.Event) -> None:
         """Publish, under an id of its own."""
         if not self.alive:
             return

@@ -98,10 +98,10 @@ class SimulatedRank:
         if not self.over:
             self.machine.training.heard(self, event)
 
-    def say(self, event: say.Event) -> None:
+    def tell(self, event: say.Event) -> None:
         """Tell its machine, which tells the bus."""
         if not self.over:
-            self.machine.say(event)
+            self.machine.tell(event)
 
     def has_place(self, order: say.SwitchPrepare) -> bool:
         """This machine has a seat in that layout (it does not leave)."""

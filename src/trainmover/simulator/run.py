@@ -23,7 +23,8 @@ from trainmover.services.gaps import Spare
 from trainmover.services.phases import Phase
 from trainmover.services.planner import PlannerCore
 from trainmover.services.replay import replay
-from trainmover.services.standby import HOPELESS, StandbyCore
+from trainmover.services.shell import feeding_order, journal_of
+from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import Switch, SwitcherCore
 from trainmover.simulator.cluster import Cluster
 from trainmover.simulator.setup import Setup
@@ -93,7 +94,7 @@ def simulate(setup: Setup, cores: Mapping[str, Callable[[], Core]] | None = None
     violation = cluster.violation
     course.end()
     if violation is None:
-        violation = cluster.violation or _replayed(cluster, cores)
+        violation = cluster.violation or _replayed(cluster)
     return Outcome(
         setup=setup,
         ending=ending,
@@ -174,9 +175,7 @@ class _Course:
 
     def _busy_cores(self) -> str:
         cluster = self._cluster
-        standby, planner, switcher = (
-            cluster.hosts[name].core for name in ("standby", "planner", "switcher")
-        )
+        standby, planner, switcher = (cluster.hosts[name].core for name in ("standby", "planner", "switcher"))
         if isinstance(switcher, SwitcherCore) and switcher.phase is not Switch.IDLE:
             return f"switcher is {switcher.phase}"
         if isinstance(planner, PlannerCore) and planner.phase is not Phase.STEADY:
@@ -196,7 +195,7 @@ class _Course:
                 return f"{machine} is {spare.state}, not parked"
             parked += 1
         wanted, supply = cluster.setup.standbys, cluster.setup.supply
-        hopeless = standby._lost_in_a_row >= HOPELESS
+        hopeless = standby._replenishing.hopeless
         if parked < wanted and supply == 1.0 and not hopeless:
             return f"{parked} of {wanted} standbys are parked"
         return ""
@@ -224,10 +223,27 @@ class _Course:
             cluster.violation = cluster.violation or f"an error that nobody saw: {failure}"
 
 
-def _replayed(cluster: Cluster, cores: Mapping[str, Callable[[], Core]] | None) -> str | None:
-    """What a replay says differently."""
-    made = {name: host.make for name, host in cluster.hosts.items()}
-    result = replay(cluster.exchange.log, cores=made)
+def _replayed(cluster: Cluster) -> str | None:
+    """What a replay says differently.
+
+    What was said while the log stalled, by a program that ended before it took events again, was heard
+    and is in no log.  A journal that names such an input cannot be replayed from the log alone: it is
+    put back for the replay.  A service that was born from that log has never heard it; its journal
+    tells of two different histories, and is left out.
+    """
+    log = cluster.exchange.log
+    stored = {envelope.id for envelope in log}
+    lost = {
+        envelope.id: envelope
+        for _, envelope in cluster.said
+        if envelope.id not in stored and not isinstance(envelope.event, say.JournalEntry)
+    }
+    made = {}
+    for name, host in cluster.hosts.items():
+        missing = [c for _, c, _ in feeding_order(journal_of(name, log)) if c not in stored]
+        if not missing or host.starts == 1 or any(cause not in lost for cause in missing):
+            made[name] = host.make
+    result = replay([*log, *lost.values()], cores=made)
     if result.same:
         return None
     return f"the log replays with {len(result.differences)} differences, first {result.differences[0]}"

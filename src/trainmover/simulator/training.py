@@ -153,7 +153,7 @@ class Training:
         del self._preparing[rank, epoch]
         rank.ready.add(epoch)
         place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
-        rank.say(
+        rank.tell(
             say.SwitchPrepared(
                 epoch=epoch,
                 rank=place,
@@ -253,7 +253,7 @@ class Training:
             rank.committed, rank.doing, rank.resumed = committed, Doing.RUNNING, True
             rank.history = rank.history or assembly.order.kind != "start"
             rank.mode = "live"
-            rank.say(
+            rank.tell(
                 say.SwitchAdopted(
                     epoch=assembly.epoch,
                     rank=rank.place,
@@ -275,9 +275,7 @@ class Training:
         if next(iter(assembly.ranks.values())).committed >= self.total:
             self._finish(assembly)
             return
-        self._loop.call_later(
-            self.setup.step_seconds * self._chance.uniform(0.9, 1.1), self._step, assembly
-        )
+        self._loop.call_later(self.setup.step_seconds * self._chance.uniform(0.9, 1.1), self._step, assembly)
 
     def _step(self, assembly: Assembly) -> None:
         if assembly.over:
@@ -314,19 +312,19 @@ class Training:
 
     def _say_progress(self, rank: SimulatedRank) -> None:
         if rank.committed == WARMUP_STEPS:
-            rank.say(
+            rank.tell(
                 say.TrainingStarted(
                     generation=rank.generation, epoch=rank.epoch, step=1, groups={"default": (0,)}
                 )
             )
         if rank.resumed:
             rank.resumed = False
-            rank.say(say.TrainingResumed(epoch=rank.epoch, step=rank.committed))
+            rank.tell(say.TrainingResumed(epoch=rank.epoch, step=rank.committed))
 
     def _finish(self, assembly: Assembly) -> None:
         for rank in assembly.ranks.values():
             rank.finished = True
-            rank.say(
+            rank.tell(
                 say.RankFinished(
                     machine=rank.machine.name,
                     slot=rank.slot,
@@ -348,7 +346,7 @@ class Training:
         stage = self.stage_of(rank.place // slots)
         last = setup.roles - 1
         kind = "first" if stage == 0 else "last" if stage == last else "middle"
-        rank.say(
+        rank.tell(
             say.RankDescribed(
                 machine=machine.name,
                 incarnation=machine.incarnation,
@@ -375,13 +373,13 @@ class Training:
 
     def _record(self, rank: SimulatedRank, role: str) -> None:
         if role in self.unrecorded:
-            rank.say(
+            rank.tell(
                 say.RecordingFailed(
                     machine=rank.machine.name, slot=rank.slot, generation=rank.generation, reason="disk full"
                 )
             )
             return
-        rank.say(
+        rank.tell(
             say.RecordingReady(
                 machine=rank.machine.name,
                 slot=rank.slot,
@@ -403,9 +401,9 @@ class Training:
 
     def _noticed(self, rank: SimulatedRank, assembly: Assembly | None) -> None:
         met = [other for epoch, other in sorted(self._assemblies.items()) if epoch in rank.orders]
-        for other in dict.fromkeys([*([assembly] if assembly is not None else []), *met]):
-            if not other.over and rank.machine.name in other.order.machines:
-                self._break(other, self._near(rank, other), rank)
+        for whole in dict.fromkeys([*([assembly] if assembly is not None else []), *met]):
+            if not whole.over and rank.machine.name in whole.order.machines:
+                self._break(whole, self._near(rank, whole), rank)
         # Those who were about to have links with it tell, too: of the epoch that they prepare.
         for other, epoch in list(self._preparing):
             order = other.orders.get(epoch)
@@ -455,7 +453,7 @@ class Training:
     def _tell_lost(
         self, rank: SimulatedRank, order: say.SwitchPrepare, name: str, peer: int, reason: str
     ) -> None:
-        rank.say(
+        rank.tell(
             say.LinkBroken(
                 epoch=order.epoch,
                 rank=max(rank.place, 0),

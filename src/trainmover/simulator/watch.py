@@ -11,7 +11,9 @@ time that passes.  What never lives here: what goes wrong, and what a run must h
 - *What is fenced is not used*: once a service was fed that a life is over, it never plans with it,
   launches it, warms it or assigns it.
 - *A standby is used once*: it has one open assignment at most, and no seat then.
-- *The same words for the same cause*: an id never means two things; a life is declared dead once.
+- *The same words for the same cause*: an id never means two things; a life is declared dead once.  Only
+  what a service said while the log stalled, and took with it when it died before the log took events
+  again, may be told in other words.
 - *A core does not raise.*
 """
 
@@ -78,6 +80,7 @@ class Watch:
         members: the lives of the last committed layout, by machine.
         held: incidents that hold the job, and why.
         over: ``job.completed`` or ``job.failed``, once it was said.
+        retold: ids that were told in other words.
     """
 
     def __init__(self) -> None:
@@ -89,6 +92,7 @@ class Watch:
         self.raised = 0
         self.last_step = 0.0
         self.commits = 0
+        self.retold = 0
         self.switches: dict[str, int] = {}
         self._knows: dict[str, Knowledge] = {}
         self._said: dict[str, say.Event] = {}
@@ -102,7 +106,9 @@ class Watch:
         self._lives: dict[str, str] = {}
         self._assigned: dict[str, tuple[Life, int]] = {}
         self._holders: dict[tuple[int, int], Life] = {}
+        self._unstored: set[str] = set()
         self._repairs: set[str] = set()
+        self._losses: dict[str, Life] = {}
         self._step_epoch = 0
 
     # -- services ----------------------------------------------------------------------------------
@@ -110,6 +116,10 @@ class Watch:
     def reborn(self, service: str) -> None:
         """A service begins again with nothing."""
         self._knows[service] = Knowledge()
+
+    def silenced(self, unstored: tuple[str, ...]) -> None:
+        """A service died with these ids said, and not stored: its next life may find other words for them."""
+        self._unstored.update(unstored)
 
     def fed(self, service: str, envelope: Envelope, outputs: list[Output]) -> None:
         """A core was fed an input, and answered."""
@@ -141,6 +151,11 @@ class Watch:
         """Somebody publishes an event."""
         event = envelope.event
         before = self._said.get(envelope.id)
+        if envelope.id in self._unstored:
+            self._unstored.discard(envelope.id)
+            self._said[envelope.id] = event
+            self.retold += before != event
+            return
         if before is not None:
             if before != event and not isinstance(event, say.JournalEntry):
                 raise Violation(f"{envelope.id} is said twice with two meanings: {before!r}; now {event!r}")
@@ -210,6 +225,8 @@ class Watch:
         # A new epoch has new links: no repair of an older one is open.
         self._close(self._repairs)
         self._repairs.clear()
+        # Whoever was lost and has no seat any more was replaced, perhaps by a move that was on its way.
+        self._close([i for i, (name, life) in self._losses.items() if self.members.get(name) != life])
         for incident, (life, _) in list(self._assigned.items()):
             if self.members.get(life[0]) == life[1]:
                 del self._assigned[incident]
@@ -235,7 +252,8 @@ class Watch:
             raise Violation(f"{event.machine} ({event.incarnation}) is declared dead twice")
         self._failed.add(life)
         self._gone.add(life)
-        if self.members.get(event.machine) == event.incarnation:
+        if self.members.get(event.machine) == event.incarnation and incident is not None:
+            self._losses[incident] = life
             self._open(incident)
 
     def _was_assigned(self, event: say.StandbyAssigned) -> None:
