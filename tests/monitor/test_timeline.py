@@ -19,7 +19,7 @@ def test_a_trace_has_tracks_spans_and_points(story) -> None:
     story.kill()
     trace = json.loads(json.dumps(build_timeline(story.envelopes, story.facts)))["traceEvents"]
     names = {event["args"]["name"] for event in trace if event["name"] == "process_name"}
-    assert names == {"incidents", "events", "machine m0", "machine m1", "machine m2"}
+    assert names == {"incidents", "standbys", "events", "machine m0", "machine m1", "machine m2"}
     spans = [event for event in trace if event["ph"] == "X"]
     assert all(event["dur"] >= 1 and event["ts"] >= 0 for event in spans)
     phases = [event["name"] for event in spans if event["cat"] == "phase"]
@@ -27,6 +27,8 @@ def test_a_trace_has_tracks_spans_and_points(story) -> None:
     (whole,) = [event for event in spans if event["cat"] == "incident"]
     assert (whole["name"], whole["dur"]) == ("failure: m1 -> m2", 1_400_000)
     assert sum(event.get("cat") == "fault" for event in trace) == 1
+    (warm,) = [event for event in spans if event["cat"] == "warm-up"]
+    assert (warm["name"], warm["dur"]) == ("warm", 100_000)
 
 
 def test_machines_are_ordered_as_people_count() -> None:

@@ -2,7 +2,8 @@
 
 What lives here: facts and events turned into Chrome's trace event format (JSON object form).  One
 process per machine with one track per slot (steps, void attempts, switches, faults), one for the
-incidents with their phases, one for the bus with a track per speaker.  Times are microseconds
+incidents with their phases, one for the warm-ups of standbys by role, one for the bus with a track per
+speaker.  Times are microseconds
 since the first thing that happened.
 
 Source: "Trace Event Format", Google, 2016 (events of phase X, i and M).
@@ -14,12 +15,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from trainmover.events.catalogue import StandbyParked, StandbyWarm
 from trainmover.events.envelope import Envelope
 from trainmover.monitor.incidents import STAGES, IncidentView
 from trainmover.monitor.steps import StepFacts
 from trainmover.monitor.view import ClusterView
 
-INCIDENTS, BUS, FIRST_MACHINE = 1, 2, 10
+INCIDENTS, BUS, STANDBYS, FIRST_MACHINE = 1, 2, 3, 10
 UNTOLD = frozenset({"journal.entry", "timer.fired"})
 """Events that only services need; they would hide the others."""
 
@@ -46,6 +48,7 @@ def build_timeline(envelopes: Sequence[Envelope], facts: StepFacts) -> dict[str,
     trace.process(INCIDENTS, "incidents", 0)
     for track, incident in enumerate(view.incidents.values()):
         _incident(trace, track, incident)
+    _standbys(trace, envelopes)
     _bus(trace, envelopes)
     return {"traceEvents": trace.events, "displayTimeUnit": "ms"}
 
@@ -167,6 +170,31 @@ def _incident(trace: _Trace, track: int, incident: IncidentView) -> None:
     )
     for (_, start), (stage, end) in pairwise(reached):
         trace.span(INCIDENTS, track, PHASES[stage], start, max(start, end), "phase")
+
+
+def _standbys(trace: _Trace, envelopes: Sequence[Envelope]) -> None:
+    """From the request to be warm in a role to the last slot that is parked in it."""
+    begun: dict[tuple[str, str, int, str], float] = {}
+    parked: dict[tuple[str, str, int, str], tuple[float, dict[str, float]]] = {}
+    for envelope in envelopes:
+        event = envelope.event
+        if isinstance(event, StandbyWarm | StandbyParked):
+            key = (event.machine, event.incarnation, event.generation, event.role)
+            if isinstance(event, StandbyWarm):
+                begun.setdefault(key, envelope.time)
+            elif key in begun:
+                parked[key] = envelope.time, event.seconds
+    if not parked:
+        return
+    trace.process(STANDBYS, "standbys", 2)
+    tracks: dict[str, int] = {}
+    for key, (end, seconds) in parked.items():
+        machine, _, _, role = key
+        if machine not in tracks:
+            tracks[machine] = len(tracks)
+            trace.track(STANDBYS, tracks[machine], machine)
+        name = f"warm {role}" if role else "warm"
+        trace.span(STANDBYS, tracks[machine], name, begun[key], end, "warm-up", seconds=seconds)
 
 
 def _bus(trace: _Trace, envelopes: Sequence[Envelope]) -> None:
