@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import pytest
 import torch
 from torch import nn
 
-from examples.train_gpt_3d import Batches, Config, Stage, learning_rate, loss_of, read_text
+from examples.train_gpt_3d import (
+    Batches,
+    Config,
+    Stage,
+    learning_rate,
+    loss_of,
+    make_mesh,
+    pipeline,
+    read_text,
+)
 from tests.examples.conftest import PRINTED, Script, losses
+from tests.training.seats import Answers, sitting
 
 STEPS, MICROBATCH, PIECES = 5, 1, 3
 SMALL = Config(layers=2, heads=2, width=32, context=16, dropout=0.0, seed=7)
@@ -104,3 +116,24 @@ def test_a_spare_goes_on_with_the_pipelines_text() -> None:
     spare.load_state_dict(original.state_dict())
     assert (spare.stream, spare.position) == (1, 1)
     assert all(torch.equal(a, b) for a, b in zip(original.next_batch(), spare.next_batch(), strict=True))
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_first_exchange_that_is_interrupted_is_begun_again(index: int) -> None:
+    """Zeros from lost peers make the schedule raise; stage and schedule made anew work."""
+    config = Config(layers=3, heads=2, width=8, context=4)
+    x = torch.zeros(3, 4, dtype=torch.int64)
+    given, wanted = ((x,) if index == 0 else ()), ({"target": x} if index == 2 else {})
+    with sitting(index, 3) as communicator:
+        mesh = make_mesh(Namespace(data_ranks=1, pipe_ranks=3, tensor_ranks=1), 3)
+        model = Stage(config, index, 3)
+        _, schedule = pipeline(model, mesh, config, 1, 3)
+        communicator.player = Answers(0)
+        with pytest.raises((RuntimeError, EOFError, ValueError)):
+            schedule.step(*given, **wanted)
+        communicator.player = Answers(1)
+        _, schedule = pipeline(model, mesh, config, 1, 3)
+        schedule.step(*given, **wanted)
+        communicator.player = Answers(0)  # from now on zeros are a result like any other
+        schedule.step(*given, **wanted)
+        assert all(p.grad is not None for p in model.parameters())

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.ccl.conftest import engines
-from tests.ccl.worlds import wait_until
-from trainmover.ccl import backend
-from trainmover.ccl.communicator import Call, Communicator, GroupInfo, Place
-from trainmover.ccl.engine import Engine
-from trainmover.ccl.table import LinkTable, new_life
+from tests.training import seats
+from tests.training.seats import Answers
+from trainmover.ccl.communicator import Communicator, Place
 from trainmover.errors import JobError
 from trainmover.training import promotion
 
@@ -41,36 +37,7 @@ MIDDLE, OTHER_MIDDLE, OTHER_DATA = 3, 13, 11
 """Ranks at (0, 1, 1), (1, 2, 1) and (1, 1, 1)."""
 
 
-class Ones:
-    """Answers every call with ones, and notes it."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def play(self, group: GroupInfo, call: Call) -> None:
-        self.calls.append((group.ordinal, group.ranks, call.name, call.detail, call.peer, call.source))
-        if not call.in_place:
-            for tensor in call.outputs:
-                tensor.detach().fill_(1)
-
-
-@contextmanager
-def sitting(rank: int) -> Iterator[Communicator]:
-    """This process is a rank of the world, with nobody to talk to."""
-    before = engines()
-    engine = Engine(LinkTable("job", new_life("m", 0), b"s" * 32, "127.0.0.1"), lambda *_: None)
-    communicator = Communicator(engine, rank, WORLD, 2, 60.0)
-    communicator.player = Ones()
-    backend.register()
-    backend.install(communicator)
-    try:
-        dist.init_process_group(backend.NAME, store=HashStore(), rank=rank, world_size=WORLD)
-        yield communicator
-    finally:
-        dist.destroy_process_group()
-        backend.install(None)
-        engine.stop()
-        wait_until(lambda: engines() <= before, "engine threads end")
+sitting = partial(seats.sitting, world=WORLD, ranks_per_machine=2)
 
 
 def mesh_of() -> DeviceMesh:
@@ -85,7 +52,7 @@ def place_of(rank: int, build: Callable[[], Any]) -> tuple[Place, Any, list[Any]
 
 
 def calls_of(communicator: Communicator) -> list[Any]:
-    assert isinstance(communicator.player, Ones)
+    assert isinstance(communicator.player, Answers)
     calls, communicator.player.calls = communicator.player.calls, []
     return calls
 
