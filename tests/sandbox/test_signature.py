@@ -47,6 +47,19 @@ def test_the_order_of_completion_does_not_count() -> None:
     assert len(signatures) == 1
 
 
+def test_the_order_of_messages_does_not_count() -> None:
+    """Stages of a pipeline at different depths are the same; one with a message more is not."""
+    info, found = GroupInfo("0", (0, 1, 2, 3)), []
+    for order in ("ffbb", "fbfb", "fbfbf"):
+        recorder = Recorder(0, lambda: 1)
+        for number, kind in enumerate(order):
+            peers = {"peer": 2} if kind == "f" else {"source": 2}
+            recorder.saw(info, call("send/recv", "tag 0", number=number, **peers))
+        recorder.end_phase()
+        found.append(recorder.signature([4], ""))
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -305,8 +305,8 @@ class Cluster:
             limit_seconds=LIMIT,
         )
         self._leaving = list(changes)
-        for rank in self.all:
-            if rank.machine in machines or rank.machine in self.layout:
+        for machine in dict.fromkeys([*machines, *self.layout]):
+            for rank in self.on(machine):
                 rank.tell(event)
         return machines
 
@@ -343,8 +343,8 @@ class Cluster:
             step=0,
             generation=1,
         )
-        for rank in self.all:
-            if rank.machine in self.layout or rank.machine in machines:
+        for machine in dict.fromkeys([*machines, *self.layout]):
+            for rank in self.on(machine):
                 rank.tell(event)
         self.layout = list(machines)
 

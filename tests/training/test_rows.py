@@ -15,8 +15,9 @@ from trainmover.ccl.table import LinkTable, new_life
 from trainmover.errors import LinkError
 from trainmover.events.catalogue import JoinerRank, SwitchPrepare
 from trainmover.topology.layout import Layout
+from trainmover.topology.links import BOUNDARY, COLLECTIVE, WORLD, link
 from trainmover.training.orders import Order
-from trainmover.training.places import place_for, ranks_of, row_of
+from trainmover.training.places import place_for, possible, ranks_of, row_of
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=20, unique=True))
@@ -69,7 +70,7 @@ def test_a_place_is_taken(communicator: Communicator) -> None:
         ("6", "9", (7, 5, 3)),
     ]
     assert communicator.links() == wanted
-    names = {str(link) for link in wanted}
+    names = {str(item) for item in wanted}
     assert {"4/collective 6-7", "9/collective 5-7", "9/collective 3-7", "9/to-lower 3-7"} <= names
     assert not any(name.startswith(("2/", "6/")) for name in names)
 
@@ -124,16 +125,28 @@ def test_state_comes_from_replicas_and_private_values_from_the_guardian() -> Non
     made = order({"s0": 1}, told)
     assert (made.sources(2), made.guardian(2)) == ([6], 4)
     assert (made.sources(3), made.guardian(3)) == ([5, 7], 5)
-    assert {(link.low, link.high) for link in made.state_links()} == {(2, 6), (2, 4), (3, 7), (3, 5)}
+    assert {(item.low, item.high) for item in made.state_links()} == {(2, 6), (2, 4), (3, 7), (3, 5)}
 
 
 def test_without_a_word_all_that_stay_are_replicas() -> None:
     """As in a job of data parallelism only."""
     made = order({"s0": 1, "s1": 3})
     assert made.sources(2) == [4, 0, 1, 5]
-    assert {(link.low, link.high) for link in made.state_links() if 6 in (link.low, link.high)} == {
+    assert {(item.low, item.high) for item in made.state_links() if 6 in (item.low, item.high)} == {
         (0, 6),
         (1, 6),
         (4, 6),
         (5, 6),
     }
+
+
+def test_a_group_that_a_newcomer_does_not_have_gets_no_link_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for a link that will not come; a warning says why, and what to do."""
+    told = (JoinerRank(rank=2, groups=(row_of("0", range(8)),), sources=(6,)),)
+    links = {link("0", COLLECTIVE, 2, 6), link("0", COLLECTIVE, 4, 6), link(WORLD, BOUNDARY, 2, 6)}
+    late = {link("late", COLLECTIVE, 2, 6), link("late", COLLECTIVE, 4, 6)}
+    event = order({"s0": 1}, told).event
+    assert possible(event, 6, frozenset(links | late)) == links | {link("late", COLLECTIVE, 4, 6)}
+    assert "late/collective 2-6 is not made" in caplog.text
+    assert "before the first step" in caplog.text
+    assert possible(event, 2, frozenset(late)) == late

@@ -202,9 +202,10 @@ class Engine:
         """Say BYE on every link, flush and end the thread."""
 
         def leave() -> None:
+            # First of all: a peer that has left a moment earlier is no loss that others must hear of.
+            self._stopping = True
             for connection in self.table.connections():
                 connection.signal(frames.BYE)
-            self._stopping = True
 
         self.call(leave)
         self._thread.join(limit)

@@ -2,9 +2,11 @@
 
 What enters: the process groups by the order in which they were made and their sizes, and for each the
 calls in the order in which they were made, with all that must be the same on both ranks: the
-collective, its arguments, for messages the direction and the peer as a distance in the group.  At last the
-schema of the tracked state.  What does not enter: ranks, names of groups, places in groups.  So the
-replicas of a data-parallel job have one signature, and the stages of a pipeline that do the same, too.
+collective and its arguments.  Messages enter by direction, tag and the peer as a distance in the group,
+with their number but not their order: a pipeline schedule (1F1B) sends and receives in another order
+at each depth, and what a stage does is the same.  At last the schema of the tracked state.  What does not
+enter: ranks, names of groups, places in groups.  So the replicas of a data-parallel job have one
+signature, and all middle stages of a pipeline, too.
 """
 
 from __future__ import annotations
@@ -48,6 +50,11 @@ def distance(group: GroupInfo, call: Call, me: int) -> str:
     return "any" if other is None else f"+{(other - me) % len(group.ranks)}"
 
 
+def _order(item: Seen) -> tuple[int, bool, str, int]:
+    """Collectives as they were made; then the messages, those of one kind together."""
+    return item.group, item.message, item.words if item.message else "", item.number
+
+
 def signature(sizes: Sequence[int], phases: Iterable[Iterable[Seen]], schema: str) -> str:
     """The signature, as SHA-256 in hex.
 
@@ -59,7 +66,7 @@ def signature(sizes: Sequence[int], phases: Iterable[Iterable[Seen]], schema: st
     found = hashlib.sha256()
     lines = [f"group {ordinal} of {size}" for ordinal, size in enumerate(sizes)]
     for number, calls in enumerate(phases):
-        ordered = sorted(calls, key=lambda item: (item.group, item.number))
+        ordered = sorted(calls, key=_order)
         lines += [f"phase {number} group {item.group}: {item.words}" for item in ordered]
     lines.append(schema)
     found.update("\n".join(lines).encode())

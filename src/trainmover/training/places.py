@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from trainmover.ccl.calls import Place
 from trainmover.ccl.communicator import Communicator
 from trainmover.errors import LinkError
-from trainmover.events.catalogue import GroupRow, JoinerRank
+from trainmover.events.catalogue import GroupRow, JoinerRank, SwitchPrepare
+from trainmover.topology.links import WORLD, Link
 from trainmover.topology.members import Row, members_of
+
+log = logging.getLogger(__name__)
 
 
 def row_of(name: str, ranks: Sequence[int]) -> GroupRow:
@@ -45,3 +49,22 @@ def place_for(communicator: Communicator, rank: int, told: JoinerRank | None) ->
             "does not say which groups that rank is in"
         )
     return Place(rank, groups)
+
+
+def possible(event: SwitchPrepare, rank: int, links: frozenset[Link]) -> frozenset[Link]:
+    """A rank's links without those to newcomers in groups that these do not have."""
+    known = {item.rank: {row.name for row in item.groups} for item in event.joiner_ranks if item.rank != rank}
+    lost = {
+        item
+        for item in links
+        if item.group != WORLD and item.group not in known.get(item.other(rank), {item.group})
+    }
+    for item in sorted(lost):
+        log.warning(
+            "rank %d: link %s is not made: its group was made after the recorded steps, so the standby that "
+            "becomes rank %d does not have it; make all groups before the first step",
+            rank,
+            item,
+            item.other(rank),
+        )
+    return links - lost

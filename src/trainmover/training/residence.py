@@ -60,6 +60,8 @@ class Residence:
 
 
 def _trim() -> None:
-    """Let the C library give freed memory back to the system, where it has a way to."""
+    """Let the allocators give freed memory back to the system and the device, where they have a way to."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -37,7 +37,7 @@ from trainmover.topology.layout import Layout
 from trainmover.training.control import ControlLine
 from trainmover.training.environment import Environment
 from trainmover.training.orders import Order, OrderBook
-from trainmover.training.places import place_for
+from trainmover.training.places import place_for, possible
 
 log = logging.getLogger(__name__)
 
@@ -317,7 +317,7 @@ class Session:
                     self.orders.changed.notify_all()
                 return
         mine = {item for item in order.state_links() if rank in (item.low, item.high)}
-        wanted = self.communicator.links_at(place) | mine
+        wanted = possible(event, rank, self.communicator.links_at(place)) | mine
         peers = self._peers(event)
         for other in peers.keys() & set(layout.ranks_of(self.env.machine)):
             peers[other] = replace(peers[other], beside=True)
