@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainmover.cli import events, operate, programs, run
+from trainmover.cli import events, operate, programs, run, simulate
 from trainmover.version import __version__
 
 SCRIPT_CONTEXT = {"allow_interspersed_args": False}
@@ -46,3 +46,4 @@ app.add_typer(events.events, name="events", rich_help_panel=WATCH)
 app.command(rich_help_panel=WATCH)(events.decode)
 app.command(rich_help_panel=PARTS)(programs.service)
 app.command(rich_help_panel=PARTS)(programs.machine)
+app.command(rich_help_panel=PARTS)(simulate.simulate)

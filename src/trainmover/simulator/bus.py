@@ -110,7 +110,7 @@ class Outlet:
 
     def _again(self, envelope: Envelope, times: int) -> None:
         pause = AGAIN[min(times, len(AGAIN) - 1)]
-        self._exchange.loop.call_later(pause, self._retry, envelope, times + 1)
+        self._exchange.loop.later(pause, self._retry, envelope, times + 1)
 
     def _retry(self, envelope: Envelope, times: int) -> None:
         if not self.alive or envelope.id not in self._waiting or self.process.frozen:
@@ -172,7 +172,7 @@ class Exchange:
         self._samplers: list[tuple[SimulatedBus, Handler]] = []
         self._last: dict[tuple[int, int], float] = {}
         self._sizes: set[str] = set()
-        loop.call_later(SWEEP_SECONDS, self._sweep)
+        loop.later(SWEEP_SECONDS, self._sweep)
 
     def outlet(self, process: Process) -> Outlet:
         """A new program's way to the bus."""
@@ -192,7 +192,7 @@ class Exchange:
             if not listener.wants(envelope):
                 continue
             if setup.loss and chance.random() < setup.loss:
-                self.loop.call_later(chance.uniform(1.0, SWEEP_SECONDS), listener.fill)
+                self.loop.later(chance.uniform(1.0, SWEEP_SECONDS), listener.fill)
                 continue
             delay = chance.random() * setup.latency * self.slow
             if chance.random() < 0.01:
@@ -200,11 +200,11 @@ class Exchange:
             key = (id(sender), id(listener))
             at = max(self.loop.now + delay, self._last.get(key, 0.0))
             self._last[key] = at
-            self.loop.call_at(at, listener.arrive, envelope)
+            self.loop.later(at - self.loop.now, listener.arrive, envelope)
 
     def store_soon(self, envelope: Envelope) -> None:
         """It is on its way into the log, whatever becomes of its sender."""
-        self.loop.call_later(STORE_SECONDS * self._chance.random(), self._store, envelope)
+        self.loop.later(STORE_SECONDS * self._chance.random(), self._store, envelope)
 
     def _store(self, envelope: Envelope) -> None:
         if envelope.id not in self._ids:
@@ -233,7 +233,7 @@ class Exchange:
         self._samplers = [(other, handler) for other, handler in self._samplers if other is not bus]
 
     def _sweep(self) -> None:
-        self.loop.call_later(SWEEP_SECONDS, self._sweep)
+        self.loop.later(SWEEP_SECONDS, self._sweep)
         if not self.out:
             for listener in tuple(self.listeners):
                 listener.fill()
@@ -248,9 +248,9 @@ class Exchange:
         """The server is back: senders repeat, listeners read what they missed."""
         self.out, self.since = False, self.loop.now
         for outlet in tuple(self.outlets):
-            self.loop.call_later(self._chance.random() * 0.2, outlet.back)
+            self.loop.later(self._chance.random() * 0.2, outlet.back)
         for listener in tuple(self.listeners):
-            self.loop.call_later(0.2 + self._chance.random() * 0.3, listener.fill)
+            self.loop.later(0.2 + self._chance.random() * 0.3, listener.fill)
 
     def ask(self, machine: str) -> ProbeAnswer:
         """What a probe finds."""

@@ -87,6 +87,7 @@ class VirtualLoop:
         self._ready: deque[Timer] = deque()
         self._heap: list[Timer] = []
         self._order = 0
+        self._outside = contextvars.Context()
 
     # -- what tasks ask for ------------------------------------------------------------------------
 
@@ -134,9 +135,13 @@ class VirtualLoop:
         self._order += 1
         return Timer(when, self._order, callback, args, context or contextvars.copy_context())
 
+    def later(self, delay: float, act: Callable[..., object], *args: Any) -> Timer:
+        """Call ``act`` after so many seconds, whichever process runs now, as nobody's."""
+        return self.call_at(self.now + delay, act, *args, context=self._outside)
+
     def create_future(self) -> asyncio.Future[Any]:
         """See asyncio."""
-        return asyncio.Future(loop=cast(asyncio.AbstractEventLoop, self))
+        return asyncio.Future(loop=cast("asyncio.AbstractEventLoop", self))
 
     def create_task(
         self,
@@ -146,7 +151,7 @@ class VirtualLoop:
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         """See asyncio."""
-        return asyncio.Task(work, loop=cast(asyncio.AbstractEventLoop, self), name=name, context=context)
+        return asyncio.Task(work, loop=cast("asyncio.AbstractEventLoop", self), name=name, context=context)
 
     def get_debug(self) -> bool:
         """See asyncio: never."""
@@ -154,7 +159,7 @@ class VirtualLoop:
 
     def is_running(self) -> bool:
         """See asyncio."""
-        return asyncio._get_running_loop() is cast(asyncio.AbstractEventLoop, self)
+        return asyncio._get_running_loop() is cast("asyncio.AbstractEventLoop", self)
 
     def is_closed(self) -> bool:
         """See asyncio."""
@@ -185,7 +190,7 @@ class VirtualLoop:
     def run_until(self, over: Callable[[], bool], limit: float) -> bool:
         """Run until ``over()`` (asked between two callbacks) or until the time; True when it was over."""
         before = asyncio._get_running_loop()
-        asyncio._set_running_loop(cast(asyncio.AbstractEventLoop, self))
+        asyncio._set_running_loop(cast("asyncio.AbstractEventLoop", self))
         try:
             while not over():
                 timer = self._next(limit)

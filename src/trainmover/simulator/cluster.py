@@ -70,7 +70,7 @@ class Cluster:
         """Start everything."""
         setup = self.setup
         for host in self.hosts.values():
-            self.loop.call_later(self._chance.random() * 0.5, host.start)
+            self.loop.later(self._chance.random() * 0.5, host.start)
         self.operator(
             say.JobSubmitted(
                 script="train.py",
@@ -87,8 +87,8 @@ class Cluster:
         for _ in range(setup.machines + setup.standbys):
             self._next += 1
             name = f"m{self._next - 1}"
-            self.loop.call_later(self._chance.random() * 0.8, self._join_once, name)
-        self.loop.call_later(PERIOD, self._beat)
+            self.loop.later(self._chance.random() * 0.8, self._join_once, name)
+        self.loop.later(PERIOD, self._beat)
 
     def _join_once(self, name: str) -> None:
         if name not in self.machines:
@@ -120,12 +120,12 @@ class Cluster:
 
     def later(self, delay: float, act: Callable[..., object], *arguments: Any) -> None:
         """Do something later."""
-        self.loop.call_later(delay, act, *arguments)
+        self.loop.later(delay, act, *arguments)
 
     # -- what goes on --------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        self.loop.call_later(PERIOD, self._beat)
+        self.loop.later(PERIOD, self._beat)
         if self.exchange.out:
             return
         beats: list[Envelope] = []
@@ -140,7 +140,7 @@ class Cluster:
                 id=f"{machine.name}-b{beat.sequence}", source=machine.name, time=BEGIN, job=JOB, event=beat
             )
             if chance.random() < 0.01:
-                self.loop.call_later(chance.random() * 0.5, self.exchange.sample, [envelope])
+                self.loop.later(chance.random() * 0.5, self.exchange.sample, [envelope])
             else:
                 beats.append(envelope)
         self.exchange.sample(beats)

@@ -148,7 +148,7 @@ class Host:
             self._bus = None
         if not task.cancelled() and task.exception() is not None:
             self._loop.call_exception_handler({"exception": task.exception(), "message": self.name})
-        self._loop.call_later(self._pause, self.start)
+        self._loop.later(self._pause, self.start)
         self._pause = AGAIN_SECONDS
 
     def crash(self, publishes: int, pause: float) -> None:

@@ -32,6 +32,9 @@ from trainmover.simulator.setup import Setup
 CALM_SECONDS = 400.0
 """Virtual seconds after the last fault in which everything must have come to rest."""
 
+LEAST_SECONDS = 6.0
+"""Before this many seconds a fault may not even have been noticed."""
+
 STUCK_SECONDS = 400.0
 """Virtual seconds without a step and without a fault after which a job counts as stuck."""
 
@@ -158,6 +161,8 @@ class _Course:
 
     def _at_rest(self) -> bool:
         calm = self._cluster.now - self._calm_from()
+        if calm < LEAST_SECONDS:
+            return False
         return not self._unrest() or (calm > HELD_SECONDS and bool(self._held()))
 
     def _unrest(self) -> str:
@@ -229,8 +234,10 @@ def _replayed(cluster: Cluster) -> str | None:
     What was said while the log stalled, by a program that ended before it took events again, was heard
     and is in no log.  A journal that names such an input cannot be replayed from the log alone: it is
     put back for the replay.  A service that was born from that log has never heard it; its journal
-    tells of two different histories, and is left out.
+    tells of two different histories, and is left out; so are all, when an id was told in other words.
     """
+    if cluster.watch.retold:
+        return None
     log = cluster.exchange.log
     stored = {envelope.id for envelope in log}
     lost = {

@@ -97,7 +97,7 @@ class Training:
         self._waiting: dict[SimulatedRank, None] = {}
         self._preparing: dict[tuple[SimulatedRank, int], None] = {}
         self.machines: dict[str, SimulatedMachine] = {}
-        loop.call_later(LOOK_SECONDS, self._look)
+        loop.later(LOOK_SECONDS, self._look)
 
     def next_pid(self) -> int:
         """A process id."""
@@ -221,11 +221,11 @@ class Training:
             assembly = self._assemblies[order.epoch] = Assembly(order)
         rank.assembly = assembly
         if assembly.over:
-            self._loop.call_later(0.002, self._left_behind, rank, assembly)
+            self._loop.later(0.002, self._left_behind, rank, assembly)
             return
         assembly.ranks[rank.place] = rank
         if assembly.whole:
-            self._loop.call_later(self._chance.uniform(0.005, 0.05), self._met, assembly)
+            self._loop.later(self._chance.uniform(0.005, 0.05), self._met, assembly)
 
     def _left_behind(self, rank: SimulatedRank, assembly: Assembly) -> None:
         if rank.assembly is assembly and not rank.over:
@@ -237,15 +237,15 @@ class Training:
         if assembly.over:
             return
         if not assembly.runs:
-            self._loop.call_later(LOOK_SECONDS, self._met, assembly)
+            self._loop.later(LOOK_SECONDS, self._met, assembly)
             return
-        self._loop.call_later(self._chance.uniform(0.01, 0.3), self._settled, assembly)
+        self._loop.later(self._chance.uniform(0.01, 0.3), self._settled, assembly)
 
     def _settled(self, assembly: Assembly) -> None:
         if assembly.over:
             return
         if not assembly.runs:
-            self._loop.call_later(LOOK_SECONDS, self._settled, assembly)
+            self._loop.later(LOOK_SECONDS, self._settled, assembly)
             return
         ranks = assembly.ranks.values()
         committed = max((rank.committed for rank in ranks if rank.history), default=0)
@@ -275,13 +275,13 @@ class Training:
         if next(iter(assembly.ranks.values())).committed >= self.total:
             self._finish(assembly)
             return
-        self._loop.call_later(self.setup.step_seconds * self._chance.uniform(0.9, 1.1), self._step, assembly)
+        self._loop.later(self.setup.step_seconds * self._chance.uniform(0.9, 1.1), self._step, assembly)
 
     def _step(self, assembly: Assembly) -> None:
         if assembly.over:
             return
         if not assembly.runs:
-            self._loop.call_later(LOOK_SECONDS, self._step, assembly)
+            self._loop.later(LOOK_SECONDS, self._step, assembly)
             return
         self.on_step(assembly)
         for place in sorted(assembly.ranks):
@@ -397,7 +397,7 @@ class Training:
         self._waiting.pop(rank, None)
         assembly = rank.assembly
         if not hanging:
-            self._loop.call_later(self._chance.uniform(0.001, 0.01), self._noticed, rank, assembly)
+            self._loop.later(self._chance.uniform(0.001, 0.01), self._noticed, rank, assembly)
 
     def _noticed(self, rank: SimulatedRank, assembly: Assembly | None) -> None:
         met = [other for epoch, other in sorted(self._assemblies.items()) if epoch in rank.orders]
@@ -472,7 +472,7 @@ class Training:
             self._enter_best(rank)
 
     def _look(self) -> None:
-        self._loop.call_later(LOOK_SECONDS, self._look)
+        self._loop.later(LOOK_SECONDS, self._look)
         for rank, epoch in list(self._preparing):
             if rank.over:
                 self._preparing.pop((rank, epoch), None)
