@@ -165,3 +165,39 @@ def test_leaving_the_sandbox_ends_its_links(made: World, sandbox: list[Member]) 
     for member in sandbox:
         member.killed = False
     made.members[:2], made.gone[:] = made.gone[:2], []
+
+
+def exchange(groups: Groups, mine: list[int]) -> list[torch.Tensor]:
+    """Tokens to experts and back, as an expert-parallel layer sends them: counts first, then as many."""
+    group = groups["g"]
+    counts = torch.zeros(2, dtype=torch.int64)
+    group.all_to_all_single(counts, torch.tensor(mine), [], []).wait()
+    theirs = counts.tolist()
+    tokens, there = torch.arange(float(sum(mine))), torch.zeros(sum(theirs))
+    group.all_to_all_single(there, tokens, theirs, mine).wait()
+    back = torch.zeros(sum(mine))
+    group.all_to_all_single(back, there * 2, mine, theirs).wait()
+    return [counts, there, back]
+
+
+@pytest.mark.parametrize("mine", [[1, 3], [2, 1], [0, 5]])
+def test_exchanges_that_data_size_fit(world: MakeWorld, tmp_path: Path, mine: list[int]) -> None:
+    """A sandbox that routes as the recorded rank did hears the same; any other one what fits, and no error."""
+    made = world(2)
+    recorder = Recorder(0, lambda: 1)
+    made[1].comm.tap = recorder
+    splits = [[2, 2], [1, 3]]
+    results = made.each(lambda member: exchange(groups_of(member), splits[member.rank]))
+    recorder.end_phase()
+    whole = list[Size]()
+    recorder.write(str(tmp_path), whole.append, pytest.fail)
+    wait_until(lambda: bool(whole), "the recording is whole")
+    standby = made._member(1)
+    made.gone.append(standby)
+    standby.comm.player = Player(str(tmp_path))
+    heard = exchange(groups_of(standby), mine)
+    assert torch.equal(heard[0], results[1][0])
+    assert torch.equal(heard[1], results[1][1])
+    assert heard[2].numel() == sum(mine)
+    assert heard[2].isfinite().all()
+    assert (mine != splits[1]) or torch.equal(heard[2], results[1][2])
