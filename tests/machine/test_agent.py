@@ -64,7 +64,7 @@ class World:
         await self.come_true(lambda: len(self.heard(kind)) >= count)
         return self.heard(kind)
 
-    async def come_true(self, condition, limit: float = 15.0) -> None:
+    async def come_true(self, condition, limit: float = 60.0) -> None:
         deadline = time.monotonic() + limit
         while not condition():
             assert time.monotonic() < deadline, [str(envelope) for envelope in self.broker.log]
