@@ -182,7 +182,7 @@ def exchange(groups: Groups, mine: list[int]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("mine", [[1, 3], [2, 1], [0, 5]])
 def test_exchanges_that_data_size_fit(world: MakeWorld, tmp_path: Path, mine: list[int]) -> None:
-    """A sandbox that routes as the recorded rank did hears the same; any other one what fits, and no error."""
+    """A sandbox that routes as the recorded rank did hears the same, any other one what fits."""
     made = world(2)
     recorder = Recorder(0, lambda: 1)
     made[1].comm.tap = recorder
