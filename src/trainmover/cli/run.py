@@ -110,6 +110,21 @@ def run(
     recording_limit: Annotated[
         str, typer.Option(metavar="SIZE", help="Most that one rank records, for example 512MiB.")
     ] = RECORDING_LIMIT,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Steps from one checkpoint to the next; 0: none.")
+    ] = 0,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default=False,
+            help="Folder or fsspec URL of the checkpoints. Default: in the run folder.",
+        ),
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, metavar="K", help="Checkpoints that stay.")] = 2,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --checkpoints.")
+    ] = False,
 ) -> None:
     """Run a training script on machines of this computer, with standbys that take over.
 
@@ -131,6 +146,10 @@ def run(
         standby_memory=standby_memory.value,
         recordings=place_of(recordings),
         recording_limit_bytes=bytes_of(recording_limit),
+        checkpoint_every=checkpoint_every,
+        checkpoints=place_of(checkpoints),
+        checkpoint_keep=keep,
+        resume=resume,
     )
     raise typer.Exit(_drive(config, run_dir, report, picture=False))
 
@@ -206,11 +225,11 @@ def bytes_of(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def place_of(recordings: str | None) -> str:
-    """Where recordings go: a URL as it is, a folder as an absolute path; empty for the default."""
-    if not recordings or "://" in recordings:
-        return recordings or ""
-    return str(Path(recordings).absolute())
+def place_of(place: str | None) -> str:
+    """A URL as it is, a folder as an absolute path; empty for the default place."""
+    if not place or "://" in place:
+        return place or ""
+    return str(Path(place).absolute())
 
 
 def example_script() -> Path:

@@ -91,6 +91,13 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
+def checkpoints_of(job: JobSubmitted) -> str:
+    """Where a job's checkpoints are; empty when it neither makes nor needs any."""
+    if not job.checkpoint_every and not job.resume:
+        return ""
+    return job.checkpoints or str(Path(job.run_dir) / "checkpoints")
+
+
 def _common(
     seat: Seat, job: JobSubmitted, position: int, slot: int, world_size: int, ranks_per_machine: int
 ) -> dict[str, str]:
@@ -120,5 +127,9 @@ def _common(
         "TRAINMOVER_WARMUP_STEPS": str(job.warmup_steps),
         "TRAINMOVER_RECORDINGS": job.recordings or str(Path(job.run_dir) / "recordings"),
         "TRAINMOVER_RECORDING_LIMIT": str(job.recording_limit_bytes),
+        "TRAINMOVER_CHECKPOINT_EVERY": str(job.checkpoint_every),
+        "TRAINMOVER_CHECKPOINTS": checkpoints_of(job),
+        "TRAINMOVER_CHECKPOINT_KEEP": str(job.checkpoint_keep),
+        "TRAINMOVER_RESUME": "1" if job.resume else "0",
         "TRAINMOVER_FAULTS": ";".join(str(spec) for spec in faults_of(seat.machine, job.faults)),
     }

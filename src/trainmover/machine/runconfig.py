@@ -26,6 +26,10 @@ class RunConfig:
     standby_memory: Literal["resident", "sequential"] = "resident"
     recordings: str = ""
     recording_limit_bytes: int = 2 * 2**30
+    checkpoint_every: int = 0
+    checkpoints: str = ""
+    checkpoint_keep: int = 2
+    resume: bool = False
 
     def check(self) -> None:
         """Refuse what cannot work before anything is started.
@@ -35,8 +39,27 @@ class RunConfig:
         """
         if not self.script.is_file():
             raise ConfigError(f"the script {self.script} does not exist")
+        self._check_checkpoints()
         names = {f"m{number}" for number in range(self.machines + self.standbys)}
         for spec in self.faults:
             if spec.machine not in names and not spec.machine.startswith("m"):
                 known = f"m0 to m{len(names) - 1}"
                 raise ConfigError(f"fault {spec}: there will be no machine {spec.machine}, only {known}")
+
+    def _check_checkpoints(self) -> None:
+        """A folder that has checkpoints is gone on from, or it is left alone."""
+        if self.resume and not self.checkpoints:
+            raise ConfigError(
+                "--resume needs --checkpoints: the folder that the earlier run kept its checkpoints in, for "
+                "example runs/mine/checkpoints"
+            )
+        if not self.checkpoints or "://" in self.checkpoints:
+            return
+        there = any(Path(self.checkpoints).glob("step-*/manifest.json"))
+        if self.resume and not there:
+            raise ConfigError(f"--resume: there is no checkpoint in {self.checkpoints}")
+        if there and self.checkpoint_every and not self.resume:
+            raise ConfigError(
+                f"{self.checkpoints} has checkpoints of an earlier run: go on from them with --resume, or "
+                "give another folder"
+            )

@@ -162,6 +162,10 @@ class LocalRun:
             standby_memory=self.config.standby_memory,
             recordings=self.config.recordings,
             recording_limit_bytes=self.config.recording_limit_bytes,
+            checkpoint_every=self.config.checkpoint_every,
+            checkpoints=self.config.checkpoints,
+            checkpoint_keep=self.config.checkpoint_keep,
+            resume=self.config.resume,
         )
 
     def _start_machine(self, name: str | None = None, *, spare: bool = False) -> None:

@@ -221,6 +221,20 @@ class Boundary:
         self._say_adopted(0.0, 0.0, 0, 0, "")
         self.session.communicator.open_gate()
 
+    def tell_all(self, number: int) -> list[int]:
+        """Give a number to all ranks, before the first step; returns everybody's, by rank.
+
+        Raises:
+            JobError: a machine was lost meanwhile; everything starts again.
+        """
+        rows = torch.zeros(self.session.communicator.world_size, 1, dtype=torch.int64)
+        mine = torch.tensor([number], dtype=torch.int64)
+        try:
+            self._engine.run(KEY, "telling", self._gathering(mine, rows), BOUNDARY_SECONDS)
+        except EpochBroken as error:
+            raise JobError(f"the epoch broke before the first step: {error}") from error
+        return [int(row) for row in rows[:, 0].tolist()]
+
     # -- settling ------------------------------------------------------------------------------
 
     def settle(self, *, joining: bool = False) -> Settled | None:

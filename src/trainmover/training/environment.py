@@ -32,6 +32,10 @@ class Environment:
         role: machine role that a sandbox is warmed for; empty on a live rank.
         park: what a sandbox that is warm does with the memory of its tensors, ``resident`` or ``released``.
         secret: the job's secret for the links' handshake.
+        checkpoint_every: committed steps from one checkpoint to the next; 0: none are made.
+        checkpoints: folder or URL of the checkpoints; empty: none are made or looked for.
+        checkpoint_keep: how many whole ones stay.
+        resume: a checkpoint of another job counts, and there must be one.
     """
 
     socket: str
@@ -55,6 +59,10 @@ class Environment:
     recording_limit: int = RECORDING_LIMIT
     role: str = ""
     park: str = "resident"
+    checkpoint_every: int = 0
+    checkpoints: str = ""
+    checkpoint_keep: int = 2
+    resume: bool = False
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment | None:
@@ -93,6 +101,10 @@ def read(environ: Mapping[str, str] | None = None) -> Environment | None:
             recording_limit=int(env.get("TRAINMOVER_RECORDING_LIMIT") or RECORDING_LIMIT),
             role=env.get("TRAINMOVER_ROLE", ""),
             park=park,
+            checkpoint_every=int(env.get("TRAINMOVER_CHECKPOINT_EVERY") or 0),
+            checkpoints=env.get("TRAINMOVER_CHECKPOINTS", ""),
+            checkpoint_keep=int(env.get("TRAINMOVER_CHECKPOINT_KEEP") or 2),
+            resume=env.get("TRAINMOVER_RESUME", "0") == "1",
         )
     except KeyError as error:
         raise ConfigError(

@@ -31,6 +31,7 @@ from trainmover.sandbox.player import Player
 from trainmover.training.boundary import Boundary, Settled, Verdict
 from trainmover.training.describe import Describer
 from trainmover.training.environment import Environment
+from trainmover.training.resume import Keeper
 from trainmover.training.session import Session
 from trainmover.training.shadow import Shadow
 from trainmover.training.state import TrackedState
@@ -69,6 +70,7 @@ class LiveCourse:
         self._resumed = False
         self._done_faults: set[FaultSpec] = set()
         self._born = time.monotonic()
+        self._keeper = Keeper(session, tracked, self._boundary)
         if session.env.record and player is None:
             self._describer = Describer(session, tracked)
 
@@ -91,7 +93,7 @@ class LiveCourse:
             self._note_switch(self._boundary.settle(joining=True))
             self._shadow = None
         else:
-            self._boundary.mine = self._tracked.private_values()
+            self._keeper.go_on()
             self._end_phase(True)
         while True:
             self._note_switch(self._boundary.settle())
@@ -99,9 +101,9 @@ class LiveCourse:
                 if self._finish():
                     return
                 continue
-            yield from self._iteration(self._boundary.committed)
+            yield from self._iteration(self._boundary.committed, total)
 
-    def _iteration(self, index: int) -> Iterator[int]:
+    def _iteration(self, index: int, total: int) -> Iterator[int]:
         self._index, self._voted = index, 0.0
         self._tracked.keep()
         self._hit_faults(index)
@@ -110,6 +112,7 @@ class LiveCourse:
         if self._boundary.committed > index:
             self._tracked.settle_random()
             self._note_step(index)
+            self._keeper.keep(total)
             self._end_phase(True)
             self._rebuild()
         else:
@@ -137,12 +140,17 @@ class LiveCourse:
 
     def _say_progress(self) -> None:
         epoch = self._session.engine.epoch
-        if self._boundary.committed == 2:
+        if self._boundary.committed == self._keeper.start + 2:
             # Whoever voted on the second step has the first: from here on no loss of a machine,
             # this one's neither, takes everybody back to the start.
             groups = {info.name: info.ranks for info in self._session.communicator.groups.values()}
             self._session.say(
-                TrainingStarted(generation=self._env.generation, epoch=epoch, step=1, groups=groups)
+                TrainingStarted(
+                    generation=self._env.generation,
+                    epoch=epoch,
+                    step=self._boundary.committed - 1,
+                    groups=groups,
+                )
             )
         if self._resumed:
             self._resumed = False
@@ -150,6 +158,7 @@ class LiveCourse:
 
     def _finish(self) -> bool:
         """All steps are committed. False: the membership changes once more before the end."""
+        self._keeper.finish()
         self._session.say(
             RankFinished(
                 machine=self._env.machine,

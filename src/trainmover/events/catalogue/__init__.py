@@ -1,8 +1,9 @@
 """The catalogue: every event of TrainMover, what it says and who says it.
 
 What lives here: one frozen pydantic model per event, by area (``job``, ``machine``, ``rank``,
-``standby``, ``switch``, ``training``, ``log``), what they are made of (``base``), and the table that
-finds a model by its type name.  What never lives here: envelopes, codecs, transport, decisions.
+``standby``, ``switch``, ``training``, ``checkpoint``, ``log``), what they are made of (``base``), and
+the table that finds a model by its type name.  What never lives here: envelopes, codecs, transport,
+decisions.
 
 An event is a fact in the past tense (``machine.failed``) or a request that its owner may refuse
 (``move.requested``).  Its type name is ``<area>.<event>``; the area is also the part of the NATS
@@ -39,6 +40,7 @@ from trainmover.events.catalogue.base import (
     SwitchKind,
     Text,
 )
+from trainmover.events.catalogue.checkpoint import CheckpointFailed, CheckpointLoaded, CheckpointSaved
 from trainmover.events.catalogue.job import JobCompleted, JobFailed, JobHeld, JobSubmitted
 from trainmover.events.catalogue.log import DeadLetter, JournalEntry, TimerFired
 from trainmover.events.catalogue.machine import (
@@ -88,6 +90,9 @@ __all__ = [
     "MAX_MACHINES",
     "MAX_NAME",
     "MAX_TEXT",
+    "CheckpointFailed",
+    "CheckpointLoaded",
+    "CheckpointSaved",
     "Count",
     "DeadLetter",
     "Endpoint",
@@ -191,6 +196,9 @@ EVENTS: dict[str, type[Event]] = {
         TrainingStarted,
         TrainingResumed,
         StepSample,
+        CheckpointSaved,
+        CheckpointFailed,
+        CheckpointLoaded,
         Heartbeat,
         TimerFired,
         JournalEntry,

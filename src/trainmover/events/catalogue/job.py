@@ -32,6 +32,13 @@ class JobSubmitted(Event):
     """Folder or fsspec URL of the recordings; empty: in the run's folder."""
     recording_limit_bytes: Count = 2 * 1024**3
     """Most that one rank keeps of its recording, in bytes."""
+    checkpoint_every: Count = 0
+    """Committed steps from one checkpoint to the next; 0: none are made."""
+    checkpoints: Text = ""
+    """Folder or fsspec URL of the checkpoints; empty: in the run's folder."""
+    checkpoint_keep: Annotated[int, Field(ge=1, le=1024)] = 2
+    resume: bool = False
+    """Go on from the newest checkpoint there, whoever made it."""
 
 
 class JobHeld(Event):

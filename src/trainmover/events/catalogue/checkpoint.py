@@ -1,0 +1,47 @@
+"""Events about checkpoints: the state on disk, for when it is on no machine any more."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trainmover.events.catalogue.base import Count, Event, MachineName, Seconds, Text
+
+
+class CheckpointSaved(Event):
+    """A checkpoint is whole and counts from now on (rank 0)."""
+
+    type: ClassVar[str] = "checkpoint.saved"
+
+    generation: Count
+    step: Count
+    """Committed steps that it holds."""
+    path: Text
+    bytes: Count
+    """Of the tensors, on disk."""
+    copy_seconds: Seconds
+    """How long training waited for it."""
+    seconds: Seconds
+    """From the boundary until it was whole, beside training."""
+
+
+class CheckpointFailed(Event):
+    """A rank could not write its part: this checkpoint will not be, the last whole one stays (rank)."""
+
+    type: ClassVar[str] = "checkpoint.failed"
+
+    machine: MachineName
+    rank: Count
+    step: Count
+    reason: Text
+
+
+class CheckpointLoaded(Event):
+    """All ranks of a generation go on from this checkpoint (rank 0)."""
+
+    type: ClassVar[str] = "checkpoint.loaded"
+
+    generation: Count
+    step: Count
+    path: Text
+    refused: tuple[Text, ...] = ()
+    """Why newer ones were refused."""
