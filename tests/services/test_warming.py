@@ -174,6 +174,8 @@ def test_a_released_spare_goes_on_warming(kit: Kit) -> None:
     bench.hear(kit.parked("s0", role="first"), kit.failed("m0"))
     assert warmed(bench) == ["first", "middle"]
     bench.hear(kit.failed("m1"), kit.parked("s0", role="middle"))
+    for timer in list(bench.timers):
+        bench.fire(timer)
     assert warmed(bench) == ["first", "middle", "last"]
     bench.hear(kit.failed("m2"))
     assert [e.leaver for e in bench.said if isinstance(e, say.StandbyAssigned)] == ["m0", "m2"]
@@ -260,9 +262,28 @@ def test_a_state_that_nobody_else_has(kit: Kit, how: str, what: str) -> None:
     bench.hear(kit.failed("m2"))
     assert bench.said[-1].type == "standby.assigned"
     bench.hear(kit.failed("m3"))
+    assert bench.said[-1].type != what, "the switch may have brought the state across"
+    bench.fire(next(iter(bench.timers)))
     assert bench.said[-1].type == what
     assert "the state of rank" in bench.said[-1].reason
     assert "data-parallel replica" in bench.said[-1].reason
+
+
+def test_a_state_that_came_across_at_the_last_moment(kit: Kit) -> None:
+    """The last replica dies when its state is on the joiner, which is heard later: nothing is lost."""
+    bench = pipeline(kit, spares=2, on_exhausted="fail")
+    for spare in ("s0", "s1"):
+        bench.hear(*(kit.parked(spare, role=role) for role in ("first", "middle", "last")))
+    bench.hear(kit.failed("m2"), kit.failed("m3"))
+    machines = ("m0", "m1", "s0", "m3", "m4", "m5")
+    bench.hear(kit.committed(2, machines, leavers=("m2",), joiners=("s0",)))
+    for timer in list(bench.timers):
+        bench.fire(timer)
+    assert [(e.leaver, e.joiner) for e in bench.said if isinstance(e, say.StandbyAssigned)] == [
+        ("m2", "s0"),
+        ("m3", "s1"),
+    ]
+    assert not [event for event in bench.said if event.type == "job.failed"]
 
 
 def test_a_machine_with_a_state_of_its_own_does_not_move(kit: Kit) -> None:

@@ -21,6 +21,8 @@ def first_crew(roster: Roster) -> tuple[Life, ...]:
 def nothing_to_keep(roster: Roster) -> bool:
     """A member is lost, and so is the state (or there was none worth a recovery yet).
 
+    With a checkpoint to go back to, a state that is on no machine any more is such a case, too.
+
     A role whose representative was lost before its recording was whole can never be warmed.  That
     happens in the seconds after the first steps, so starting again costs less than a hold.
     """
@@ -28,7 +30,10 @@ def nothing_to_keep(roster: Roster) -> bool:
     if not lost:
         return False
     return (
-        not roster.replaceable or len(lost) == roster.size or any(_orphaned(roster, seat) for seat, _ in lost)
+        not roster.replaceable
+        or len(lost) == roster.size
+        or (roster.state_lost and roster.checkpointed)
+        or any(_orphaned(roster, seat) for seat, _ in lost)
     )
 
 

@@ -131,6 +131,11 @@ class Incident:
     state: Gap = Gap.OPEN
     joiner: Life | None = None
     late: bool = False
+    """A move that has waited long enough."""
+    doubted: bool = False
+    """Its state seems to be lost, and a switch that is on its way is waited for."""
+    given_up: bool = False
+    """That was waited for long enough."""
 
     @property
     def live(self) -> bool:
@@ -153,6 +158,11 @@ class Book:
     def live(self) -> Collection[Incident]:
         """Gaps that are not closed, the older first."""
         return self._live.values()
+
+    @property
+    def switching(self) -> bool:
+        """A spare is taking a seat."""
+        return any(gap.state is Gap.ASSIGNED for gap in self._live.values())
 
     def open(self, gap: Incident) -> None:
         """A seat needs another machine."""

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 from trainmover.events.catalogue import (
+    CheckpointSaved,
     Endpoint,
     Event,
     JobCompleted,
@@ -133,6 +134,8 @@ class PlannerCore(Decider):
         JobSubmitted: noted,
         JobCompleted: noted,
         JobFailed: noted,
+        JobHeld: noted,
+        CheckpointSaved: noted,
         MachineJoined: noted,
         MachineLeft: noted,
         MachineFailed: noted,
@@ -236,9 +239,8 @@ class PlannerCore(Decider):
         self._held = roster.generation
         _, lost = roster.lost()[0]
         incident = incident_id(lost, roster.life(lost))
-        reason = (
-            f"{lost} was lost before there was anything to keep, and too few machines are left to start again"
-        )
+        what = "and its state with it" if roster.replaceable else "before there was anything to keep"
+        reason = f"{lost} was lost {what}, and too few machines are left to start again"
         if len(roster.lost()) == roster.size:
             reason = "every machine of the job was lost, and too few others are left to start again"
         if roster.job is not None and roster.job.on_exhausted == "fail":

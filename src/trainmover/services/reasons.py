@@ -13,6 +13,13 @@ from trainmover.services.warming import Warming
 
 def why_unsourced(roster: Roster, seat: int) -> str:
     """Why nobody could get this seat's state; empty when somebody can."""
+    guardian = roster.seats.get((seat + 1) % roster.size, "") if roster.size > 1 else ""
+    if roster.checkpointed and roster.dead(roster.seats.get(seat, "")) and roster.dead(guardian):
+        # Without a checkpoint a switch is tried all the same: one that is on its way may have come through.
+        return (
+            f"what belongs to its ranks alone (data position, random generators) was kept by {guardian}, "
+            "which is lost, too"
+        )
     rank = roster.unsourced(seat) if roster.all_described else None
     if rank is None:
         return ""
@@ -37,10 +44,14 @@ def held(roster: Roster, warming: Warming, incident: str, seat: int, leaver: str
     """What there is to say when a seat stays empty: the job waits, or fails where it says so."""
     fails = roster.job is not None and roster.job.on_exhausted == "fail"
     where = f"{leaver} (position {seat})"
-    for why in (why_unsourced(roster, seat), why_uncovered(roster, warming, seat)):
-        if why:
-            reason = f"nobody can take the place of {where}: {why}"[:MAX_TEXT]
-            return JobFailed(reason=reason) if fails else JobHeld(incident=incident, reason=reason)
+    lost = why_unsourced(roster, seat)
+    for why in (lost, why_uncovered(roster, warming, seat)):
+        if not why:
+            continue
+        reason = f"nobody can take the place of {where}: {why}"[:MAX_TEXT]
+        if fails and not (lost and roster.checkpointed):
+            return JobFailed(reason=reason)
+        return JobHeld(incident=incident, reason=reason, generation=roster.generation, lost=bool(lost))
     reason = f"no standby is left to take the place of {where}"
     if fails:
         return JobFailed(reason=f"{reason}; start the job with more standbys")

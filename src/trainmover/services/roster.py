@@ -26,9 +26,11 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from trainmover.events.catalogue import (
+    CheckpointSaved,
     Event,
     JobCompleted,
     JobFailed,
+    JobHeld,
     JobSubmitted,
     MachineFailed,
     MachineJoined,
@@ -83,6 +85,8 @@ class Roster:
         self._seat_of: dict[str, int] = {}
         self._recorders: dict[int, Life] = {}
         self._started: set[int] = set()
+        self._state_lost: set[int] = set()
+        self._checkpoint = 0
         self._recordings: dict[tuple[int, str], dict[int, str]] = {}
         self._unrecorded: dict[tuple[int, str], str] = {}
         self._described: dict[int, Described] = {}
@@ -107,6 +111,11 @@ class Roster:
                     self._touch(*self.joined, *self._held)
             case JobCompleted() | JobFailed():
                 self.over = True
+            case JobHeld():
+                if event.lost:
+                    self._state_lost.add(event.generation)
+            case CheckpointSaved():
+                self._checkpoint = max(self._checkpoint, event.step)
             case MachineJoined():
                 self._note_joined(event)
             case MachineLeft() | MachineFailed():
@@ -260,6 +269,16 @@ class Roster:
     def started(self) -> bool:
         """A step of this generation was committed."""
         return self.generation in self._started
+
+    @property
+    def checkpointed(self) -> bool:
+        """There is a checkpoint that the job can go back to."""
+        return self._checkpoint > 0 or (self.job is not None and self.job.resume)
+
+    @property
+    def state_lost(self) -> bool:
+        """A part of this generation's state is on no machine any more."""
+        return self.generation in self._state_lost
 
     @property
     def replaceable(self) -> bool:

@@ -19,10 +19,10 @@ open again and gets another spare, whether or not that switch was committed at t
 has to leave is always whoever sits there now.
 
 When no spare is parked and none is on its way, a failure holds the job (``job.held``; or fails it,
-when the job says so) and a move is refused.  A move may wait :data:`PATIENCE` seconds for a spare
-that is being warmed.  A failure whose state is on no other machine, or in a role that could not be
-recorded, holds the job with that reason (``reasons``).  After a promotion or a loss a fresh spare is
-asked for (``replenish``).
+when the job says so) and a move is refused.  A move may wait :data:`PATIENCE` seconds for a spare that
+is being warmed.  A failure whose state is on no other machine (nor on its way to a joiner), or in a
+role that no spare can be warm in, holds the job with that reason (``reasons``).  After a promotion or
+a loss a fresh spare is asked for (``replenish``).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from trainmover.events.catalogue import (
+    CheckpointSaved,
     Event,
     JobCompleted,
     JobFailed,
@@ -80,6 +81,9 @@ from trainmover.services.warming import Warming
 PATIENCE = 60.0
 """Seconds that a move waits for a spare that is being warmed."""
 
+DOUBT = 10.0
+"""Seconds that a lost state is waited for while a switch is on its way that may have brought it across."""
+
 
 class StandbyCore(Decider):
     """Keeps the pool of spares and fills gaps from it; see the module."""
@@ -122,11 +126,9 @@ class StandbyCore(Decider):
         self._warming.note(event)
         self._line.stir(event.machine)
 
-    def _ended(self, event: RankExited) -> None:
-        self._warming.note_end(event)
-        self._stir_idle()
-
-    def _recorded(self, event: RecordingReady | RecordingFailed) -> None:
+    def _what_can_be_warmed(self, event: RecordingReady | RecordingFailed | RankExited) -> None:
+        if isinstance(event, RankExited):
+            self._warming.note_end(event)
         self._stir_idle()
 
     def _started(self, event: TrainingStarted) -> None:
@@ -154,22 +156,26 @@ class StandbyCore(Decider):
         return ""
 
     def _fired(self, event: TimerFired) -> None:
-        gap = self.gaps.get(event.name.removeprefix("move:"))
-        if gap is not None and gap.state is Gap.OPEN:
+        what, _, which = event.name.partition(":")
+        gap = self.gaps.get(which)
+        if gap is not None and what == "lost":
+            gap.given_up = True
+        elif gap is not None and gap.state is Gap.OPEN:
             gap.late = True
 
     HEARS: ClassVar[Mapping[type[Event], Reaction]] = {
         JobSubmitted: noted,
         JobCompleted: noted,
         JobFailed: noted,
+        CheckpointSaved: noted,
         MachineJoined: _joined,
         MachineLeft: noted,
         MachineFailed: noted,
         MachineLaunch: _launched,
         RankDescribed: noted,
-        RankExited: _ended,
-        RecordingReady: _recorded,
-        RecordingFailed: _recorded,
+        RankExited: _what_can_be_warmed,
+        RecordingReady: _what_can_be_warmed,
+        RecordingFailed: _what_can_be_warmed,
         TrainingStarted: _started,
         SwitchCommitted: noted,
         StandbyParked: _slot_parked,
@@ -272,7 +278,10 @@ class StandbyCore(Decider):
         roster = self.roster
         choice = self._choice(gap) if gap.state in (Gap.OPEN, Gap.HELD) else None
         occupied = not roster.dead(self._book.occupant(gap))
-        hopeless = not occupied and not nothing_to_keep(roster) and bool(why_unsourced(roster, gap.seat))
+        lost = not occupied and not nothing_to_keep(roster) and bool(why_unsourced(roster, gap.seat))
+        if lost and self._book.switching and not gap.doubted:
+            gap.doubted = True
+            self.do(SetTimer(f"lost:{gap.id}", self.now + DOUBT))
         trigger = first_trigger(
             GAPS,
             gap.state,
@@ -281,7 +290,7 @@ class StandbyCore(Decider):
                     gap.generation != roster.generation
                     or (gap.asked is None and gap.joiner is None and occupied)
                 ),
-                "state lost": lambda: hopeless,
+                "state lost": lambda: lost and (gap.given_up or not self._book.switching),
                 "spare parked": lambda: choice is not None,
                 "refused": lambda: self._book.is_move(gap) and (gap.late or not self._on_the_way(gap)),
                 "no spare": lambda: not self._book.is_move(gap) and not self._on_the_way(gap),
