@@ -26,6 +26,10 @@ Script = Callable[..., list[str]]
 """``script(name, size, *options)``: what the ranks have printed, a line each."""
 
 
+LIMIT = 240.0
+"""Seconds for a run: ranks share what processors there are, and Gloo's wait badly for one another."""
+
+
 def run(_rank: int, _size: int, *, module: str, options: list[str], port: int) -> str:
     """Be one rank of an example; what it printed."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -46,7 +50,13 @@ def script(ranks: Ranks) -> Script:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         printed = ranks.run(
-            run, "", size, module=f"examples.{name}", options=[str(option) for option in options], port=port
+            run,
+            "",
+            size,
+            limit=LIMIT,
+            module=f"examples.{name}",
+            options=[str(option) for option in options],
+            port=port,
         )
         return [line for text in printed for line in text.splitlines()]
 

@@ -18,10 +18,12 @@ from examples.train_gpt_3d import (
     pipeline,
     read_text,
 )
-from tests.examples.conftest import PRINTED, Script, losses
+from tests.examples.conftest import LIMIT, PRINTED, Script, losses
 from tests.training.seats import Answers, sitting
 
-STEPS, MICROBATCH, PIECES = 5, 1, 3
+pytestmark = pytest.mark.timeout(2 * LIMIT)
+
+STEPS, MICROBATCH, PIECES = 4, 1, 2
 SMALL = Config(layers=2, heads=2, width=32, context=16, dropout=0.0, seed=7)
 OPTIONS = ("--layers", 2, "--heads", 2, "--width", 32, "--context", 16, "--dropout", 0, "--seed", 7)
 OPTIONS += ("--steps", STEPS, "--microbatch-size", MICROBATCH, "--microbatches", PIECES, "--print-every", 1)
@@ -69,7 +71,7 @@ def test_computes_what_one_process_computes(
     printed = losses(script("train_gpt_3d", size, *OPTIONS, *shape(*mesh), "--optimizer", optimizer))
     expected = in_one_process(mesh[0])
     assert printed == pytest.approx(expected, abs=PRINTED)
-    assert expected[0] - expected[-1] > 0.3
+    assert expected[0] - expected[-1] > 0.2
 
 
 @pytest.mark.usefixtures("double")

@@ -12,7 +12,9 @@ from torch._C._distributed_c10d import HashStore
 
 from examples.train_moe import Batches, Config, Experts, Transformer, learning_rate, read_text
 from tests.conformance.ranks import Ranks
-from tests.examples.conftest import PRINTED, Script, losses
+from tests.examples.conftest import LIMIT, PRINTED, Script, losses
+
+pytestmark = pytest.mark.timeout(2 * LIMIT)
 
 STEPS, ROWS = 5, 2
 SMALL = Config(layers=2, width=32, context=16, dropout=0.0)
