@@ -1,8 +1,10 @@
 """What happens inside a training process: the script's side of TrainMover.
 
 :mod:`job` is what a script uses; :mod:`live` runs its iterations; :mod:`boundary` agrees with the
-other ranks (rules in :mod:`agreement`, state in :mod:`state`, copies in :mod:`transfer`);
-:mod:`session` and :mod:`control` connect it to its machine.
+other ranks (rules in :mod:`agreement`, state in :mod:`state`, copies in :mod:`handover` and
+:mod:`transfer`); :mod:`session` and :mod:`control` connect it to its machine.  :mod:`describe` says what
+a rank is; :mod:`shadow` warms up a standby, which takes its place by :mod:`places` and
+:mod:`promotion`.
 """
 
 from trainmover.training.job import Job, Step, join
