@@ -115,7 +115,7 @@ class IncidentView:
         if self.held:
             return f"held: {self.held}"
         if self.restart and self.stage != "resumed":
-            return "nothing to keep yet: starting everything again"
+            return "its state is on no machine: starting everything again"
         if self.stage == "preparing" and self.ranks:
             return f"{DOING['preparing']}: {len(self.prepared)} of {self.ranks} ranks"
         if self.stage == "prepared" and self.ranks:

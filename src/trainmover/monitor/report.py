@@ -14,7 +14,8 @@ Definitions, the same for failures and moves:
   ``copy`` is the longest that any rank took for the state, ``switch`` the longest that a stayer
   took for going over (agreeing at the boundary and exchanging links, without the copy).
 * ``steps_lost`` counts committed steps that had to be done again: 0, unless the job had to start
-  from nothing.  ``attempts_void`` counts steps whose attempt was thrown away before it was committed.
+  from nothing or to go back to a checkpoint.  ``attempts_void`` counts steps whose attempt was thrown
+  away before it was committed.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def _around(incident: IncidentView, steps: Sequence[StepFact]) -> tuple[float | 
     epoch = incident.epoch
     if epoch is None or ("committed" not in incident.times and not incident.restart):
         return None, None
-    goes_on = 0 if incident.restart else (incident.step or 0)
+    goes_on = incident.step or 0
     earliest: dict[int, float] = {}
     after: float | None = None
     for fact in steps:
@@ -189,7 +190,7 @@ def _around(incident: IncidentView, steps: Sequence[StepFact]) -> tuple[float | 
 
 def _committed_again(incident: IncidentView, facts: StepFacts) -> set[int]:
     """Steps of an earlier epoch that the incident's epoch did once more."""
-    goes_on = 0 if incident.restart else incident.step
+    goes_on = incident.step
     if incident.epoch is None or goes_on is None:
         return set()
     return {

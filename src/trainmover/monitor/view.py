@@ -196,6 +196,9 @@ def _launch(view: ClusterView, envelope: Envelope, event: say.MachineLaunch) -> 
     if event.generation > view.generation:
         view.generation, view.started = event.generation, False
         view.roles = RolesView()
+        for incident in view.open_incidents:
+            if incident.kind == "failure":
+                incident.take_back("assigned")  # what was planned for it is void
     machine = _life(view, event.machine, event.incarnation)
     if machine is not None:
         machine.state, machine.position = "starting", event.position
@@ -318,7 +321,7 @@ def _started(view: ClusterView, envelope: Envelope, event: say.TrainingStarted) 
     view.started = True
     for incident in view.open_incidents:
         if incident.restart:
-            incident.step, incident.epoch = 0, event.epoch
+            incident.step, incident.epoch = max(0, event.step - 1), event.epoch
             incident.reach("resumed", envelope.time)
             incident.state = "closed"
     if view.phase == "starting":

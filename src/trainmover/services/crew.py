@@ -21,7 +21,9 @@ def first_crew(roster: Roster) -> tuple[Life, ...]:
 def nothing_to_keep(roster: Roster) -> bool:
     """A member is lost, and so is the state (or there was none worth a recovery yet).
 
-    With a checkpoint to go back to, a state that is on no machine any more is such a case, too.
+    With a checkpoint to go back to, a state that is on no machine any more is such a case, too: that of
+    a seat which standby holds for this reason, or the private state of one whose keeper, the next seat,
+    is lost with it.
 
     A role whose representative was lost before its recording was whole can never be warmed.  That
     happens in the seconds after the first steps, so starting again costs less than a hold.
@@ -32,9 +34,14 @@ def nothing_to_keep(roster: Roster) -> bool:
     return (
         not roster.replaceable
         or len(lost) == roster.size
-        or (roster.state_lost and roster.checkpointed)
+        or (roster.checkpointed and (roster.state_lost or _unkept(roster)))
         or any(_orphaned(roster, seat) for seat, _ in lost)
     )
+
+
+def _unkept(roster: Roster) -> bool:
+    seats = {seat for seat, _ in roster.lost()}
+    return any((seat + 1) % roster.size in seats for seat in seats)
 
 
 def _orphaned(roster: Roster, seat: int) -> bool:

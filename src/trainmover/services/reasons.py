@@ -13,13 +13,6 @@ from trainmover.services.warming import Warming
 
 def why_unsourced(roster: Roster, seat: int) -> str:
     """Why nobody could get this seat's state; empty when somebody can."""
-    guardian = roster.seats.get((seat + 1) % roster.size, "") if roster.size > 1 else ""
-    if roster.checkpointed and roster.dead(roster.seats.get(seat, "")) and roster.dead(guardian):
-        # Without a checkpoint a switch is tried all the same: one that is on its way may have come through.
-        return (
-            f"what belongs to its ranks alone (data position, random generators) was kept by {guardian}, "
-            "which is lost, too"
-        )
     rank = roster.unsourced(seat) if roster.all_described else None
     if rank is None:
         return ""

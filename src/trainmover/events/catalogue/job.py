@@ -48,6 +48,9 @@ class JobHeld(Event):
 
     incident: Name
     reason: Text
+    generation: Count = 0
+    lost: bool = False
+    """No machine has the state any more: with a checkpoint the job goes back to it, in a new generation."""
 
 
 class JobCompleted(Event):
