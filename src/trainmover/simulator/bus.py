@@ -200,7 +200,7 @@ class Exchange:
             key = (id(sender), id(listener))
             at = max(self.loop.now + delay, self._last.get(key, 0.0))
             self._last[key] = at
-            self.loop.later(at - self.loop.now, listener.arrive, envelope)
+            self.loop.at(at, listener.arrive, envelope)
 
     def store_soon(self, envelope: Envelope) -> None:
         """It is on its way into the log, whatever becomes of its sender."""

@@ -133,11 +133,17 @@ class VirtualLoop:
         context: contextvars.Context | None,
     ) -> Timer:
         self._order += 1
-        return Timer(when, self._order, callback, args, context or contextvars.copy_context())
+        return Timer(
+            when, self._order, callback, args, contextvars.copy_context() if context is None else context
+        )
 
     def later(self, delay: float, act: Callable[..., object], *args: Any) -> Timer:
         """Call ``act`` after so many seconds, whichever process runs now, as nobody's."""
         return self.call_at(self.now + delay, act, *args, context=self._outside)
+
+    def at(self, when: float, act: Callable[..., object], *args: Any) -> Timer:
+        """Call ``act`` at a time, as nobody's."""
+        return self.call_at(when, act, *args, context=self._outside)
 
     def create_future(self) -> asyncio.Future[Any]:
         """See asyncio."""

@@ -76,6 +76,8 @@ class Faults:
             self._clock: 2,
             self._reboot: 2,
             self._join: 1,
+            self._unrecorded: 1,
+            self._raise: 1,
         }
         self._kinds, self._weights = list(kinds), list(kinds.values())
         self._plan()
@@ -190,6 +192,14 @@ class Faults:
         machine.rank_dies(rank)
         return f"rank process {rank} is killed"
 
+    def _raise(self, why: str, machine: SimulatedMachine | None) -> str:
+        ranks = [rank for rank in machine.ranks.all if rank.runs] if machine is not None else []
+        if machine is None or not ranks:
+            return ""
+        rank = self._chance.choice(ranks)
+        machine.rank_dies(rank, error="ValueError: a sample that cannot be read")
+        return f"rank {rank} raises"
+
     def _rank_stops(self, why: str, machine: SimulatedMachine | None) -> str:
         ranks = [rank for rank in machine.ranks.all if rank.runs] if machine is not None else []
         if not ranks:
@@ -248,6 +258,13 @@ class Faults:
         to = self._chance.choice(names) if self._chance.random() < 0.3 else None
         cluster.operator(say.MoveRequested(machine=name, to=to))
         return f"an operator asks to move {name}{f' to {to}' if to else ''}"
+
+    def _unrecorded(self, why: str, machine: SimulatedMachine | None) -> str:
+        """Recordings of one role fail from now on: its disk is full."""
+        names = ["all"] if self._cluster.setup.roles == 1 else ["first", "middle", "last"]
+        role = self._chance.choice(names)
+        self._cluster.training.unrecorded.add(role)
+        return f"the role {role} can no more be recorded"
 
     def _join(self, why: str, machine: SimulatedMachine | None) -> str:
         return f"{self._cluster.join()} is added"

@@ -196,6 +196,9 @@ class _Course:
                 continue
             if spare is None:
                 return f"standby does not know {machine}"
+            roles = standby.roster.roles
+            if roles and all(standby.roster.recorded(role) == "failed" for role in roles):
+                return ""  # there is nothing to be warm in
             if spare.state is not Spare.PARKED:
                 return f"{machine} is {spare.state}, not parked"
             parked += 1
@@ -206,12 +209,32 @@ class _Course:
         return ""
 
     def _held(self) -> str:
-        """Why the job is held, if that is true."""
+        """Why the job is held for good, if that is true."""
         cluster = self._cluster
-        for reason in cluster.watch.held.values():
-            if "the state of rank" in reason:
+        standby = cluster.hosts["standby"].core
+        if not isinstance(standby, StandbyCore):
+            return ""
+        for gap in standby.gaps.values():
+            reason = cluster.watch.held.get(gap.id, "")
+            if not gap.live or not reason:
+                continue
+            if "the state of rank" in reason and not self._has_state(gap.seat):
+                return reason
+            if "not recorded" in reason and cluster.training.unrecorded:
                 return reason
         return ""
+
+    def _has_state(self, seat: int) -> bool:
+        """A machine on another seat that may go on has this seat's state."""
+        cluster, training = self._cluster, self._cluster.training
+        for other, name in enumerate(cluster.watch.layout):
+            machine = cluster.machines.get(name)
+            if other == seat or training.stage_of(other) != training.stage_of(seat) or machine is None:
+                continue
+            seated = machine.life == (name, cluster.watch.members.get(name))
+            if seated and cluster.watch.trusted(machine.life):
+                return all(rank.history for rank in machine.ranks.all)
+        return False
 
     def end(self) -> None:
         """Let the services end in good order."""

@@ -90,7 +90,7 @@ def draw(
     least = wanted if roles is not None and machines is None else 2
     size = machines if machines is not None else max(least, chance.choice([2, 3, 3, 4, 4, 6]))
     seconds = chance.choice([15.0, 25.0, 40.0])
-    faults = chance.randint(1, 7)
+    faults = chance.choice([1, 2, 3, 4, 5, 6, 7, 8, 12])
     if hours is not None:
         seconds = hours * 3600.0
         faults = max(1, round(seconds / 20.0))

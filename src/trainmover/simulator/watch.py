@@ -77,7 +77,8 @@ class Watch:
 
     Attributes:
         incidents: open ones, and when they were opened.
-        members: the lives of the last committed layout, by machine.
+        layout: the last committed one.
+        members: its lives, by machine.
         held: incidents that hold the job, and why.
         over: ``job.completed`` or ``job.failed``, once it was said.
         retold: ids that were told in other words.
@@ -87,6 +88,7 @@ class Watch:
         self.now = 0.0
         self.incidents: dict[str, float] = {}
         self.members: dict[str, str] = {}
+        self.layout: tuple[str, ...] = ()
         self.held: dict[str, str] = {}
         self.over: say.JobCompleted | say.JobFailed | None = None
         self.raised = 0
@@ -220,6 +222,7 @@ class Watch:
         prepare = self._prepares.get(event.epoch)
         if prepare is None or prepare.machines != event.machines:
             raise Violation(f"epoch {event.epoch} is committed with another layout than it was prepared")
+        self.layout = event.machines
         self.members = {name: self._lives.get(name, "") for name in event.machines}
         self._close(event.incidents)
         # A new epoch has new links: no repair of an older one is open.
@@ -274,6 +277,10 @@ class Watch:
         self.over = self.over or event
         if isinstance(event, say.JobCompleted) and not event.identical:
             raise Violation("the job completed with states that differ")
+
+    def trusted(self, life: Life) -> bool:
+        """Nobody said that this life is over."""
+        return life not in self._gone
 
     def _open(self, incident: str | None) -> None:
         if incident is not None:
