@@ -126,7 +126,9 @@ def main() -> None:
                 report = trainmover_run(folder, chosen, standbys=1, faults=[fault], script_args=["--compile"])
             rows.append(row_of(number, folder, report))
     summary = summarize(rows)
-    table = Table("part", "seconds", box=SIMPLE_HEAD, title="warming a standby, with torch.compile")
+    table = Table("part", "took", box=SIMPLE_HEAD, title="warming a standby, with torch.compile")
+    for column in table.columns:
+        column.no_wrap = True
     for line in lines(summary):
         table.add_row(*line)
     console.print(table)
