@@ -91,6 +91,7 @@ class LiveCourse:
             self._shadow.park(self._boundary.residence, self._born, built)
             self._first = True
             self._note_switch(self._boundary.settle(joining=True))
+            self._shadow.forget()
             self._shadow = None
         else:
             self._keeper.go_on()

@@ -95,6 +95,11 @@ class Shadow:
         )
         session.wait_for_epoch()
 
+    def forget(self) -> None:
+        """The process has its place for good: hold on to nothing of the script's."""
+        self._found = None
+        self._session.on_place = lambda _: None
+
     def _take_place(self, before: dict[str, tuple[int, ...]]) -> None:
         """This process is a rank of the job from now on; ``before``: its groups' ranks until now."""
         session, communicator = self._session, self._session.communicator
