@@ -110,7 +110,7 @@ def train(
     assert code == 0, printed.read_text()
     report: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
     incidents = [(item["kind"], item["machine"]) for item in report["incidents"]]
-    losses = {step: float(loss) for step, loss in enumerate(report["losses"])}
+    losses = {step: float(loss) for step, loss in enumerate(report["losses"]) if loss is not None}
     return Outcome(report["digest"], losses, incidents, printed.read_text(), report)
 
 

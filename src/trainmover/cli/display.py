@@ -26,6 +26,8 @@ NOTICES_SHOWN = 5
 
 TOLD = frozenset(
     {
+        "checkpoint.failed",
+        "checkpoint.loaded",
         "job.submitted",
         "job.held",
         "job.completed",

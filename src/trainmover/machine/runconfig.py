@@ -55,7 +55,7 @@ class RunConfig:
             )
         if not self.checkpoints or "://" in self.checkpoints:
             return
-        there = any(Path(self.checkpoints).glob("step-*/manifest.json"))
+        there = any(Path(self.checkpoints).glob("step-????????/manifest.json"))
         if self.resume and not there:
             raise ConfigError(f"--resume: there is no checkpoint in {self.checkpoints}")
         if there and self.checkpoint_every and not self.resume:

@@ -106,5 +106,16 @@ _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
     say.SwitchAborted: lambda e: f"epoch {e.epoch} is given up{_because(e.reason)}",
     say.TrainingStarted: lambda e: f"training started in epoch {e.epoch}",
     say.TrainingResumed: lambda e: f"training goes on in epoch {e.epoch}",
+    say.CheckpointSaved: lambda e: (
+        f"checkpoint of step {e.step}: {e.bytes} bytes, whole after {e.seconds:.2f} s; training waited "
+        f"{1000 * e.copy_seconds:.0f} ms"
+    ),
+    say.CheckpointFailed: lambda e: (
+        f"rank {e.rank} on {e.machine} could not write the checkpoint of step {e.step}{_because(e.reason)}"
+    ),
+    say.CheckpointLoaded: lambda e: (
+        f"generation {e.generation} goes on from the checkpoint of step {e.step}"
+        + (f" (newer ones were refused: {'; '.join(e.refused)})" if e.refused else "")
+    ),
     say.DeadLetter: lambda e: f"undecodable message on {e.subject}: {e.reason}",
 }
