@@ -192,11 +192,12 @@ def test_a_planned_move(run: Run) -> None:
     run.nothing_left()
 
 
-def test_a_frozen_machine_is_fenced_out(run: Run) -> None:
-    """SIGSTOP is noticed by silence; when the machine goes on, it ends its ranks and leaves with code 3."""
+def test_a_frozen_machine_is_fenced_out_and_joins_again(run: Run) -> None:
+    """SIGSTOP is noticed by silence; when the machine goes on, it ends its ranks and joins as a standby."""
     report = run.whole("stop:machine=1,step=10,seconds=5", steps=STEPS, script=("--hold-at-end", "7"))
     check(report, [("failure", "m1")])
     assert "machine m1 left: fenced" in run.output, run.output
+    assert run.output.count("machine m1 joined") == 2, run.output
     run.nothing_left()
 
 

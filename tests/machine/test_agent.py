@@ -18,7 +18,7 @@ import pytest
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.events.memory_bus import MemoryBroker
-from trainmover.machine.agent import Agent, MachineConfig
+from trainmover.machine.agent import Agent, Ending, MachineConfig
 
 FAKE = Path(__file__).with_name("fake_rank.py")
 
@@ -129,7 +129,7 @@ class World:
             )
         )
 
-    async def end(self) -> int:
+    async def end(self) -> Ending:
         assert self.task is not None
         return await asyncio.wait_for(self.task, 15)
 
@@ -162,7 +162,7 @@ async def test_a_whole_job_on_one_machine(world: World) -> None:
     await world.until(say.RankFinished)
     await world.come_true(lambda: max(beat.step for beat in world.beats) == 4)
     await world.say(say.JobCompleted(steps=5, digest="d", identical=True))
-    assert await world.end() == 0
+    assert await world.end() == "completed"
     assert world.heard(say.MachineLeft)[0].reason == "completed"
     assert not world.heard(say.RankExited)
 
@@ -178,16 +178,30 @@ async def test_it_obeys_only_its_own_life(world: World) -> None:
 
 
 async def test_a_machine_declared_dead_kills_its_ranks_and_leaves(world: World) -> None:
-    """machine.failed of this life: ranks are gone at once, exit code 3, nothing said of the ranks."""
+    """machine.failed of this life: ranks are gone at once, nothing said of them; it may join again."""
     await world.launch(ranks=2)
     started = await world.until(say.RankStarted, 2)
     await world.say(
         say.MachineFailed(machine="m0", incarnation=world.agent.incarnation, reason="silent for 3 s")
     )
-    assert await world.end() == 3
+    assert await world.end() == "fenced"
     assert not any(psutil.pid_exists(event.pid) for event in started)
     assert world.heard(say.MachineLeft)[0].reason == "fenced"
     assert not world.heard(say.RankExited)
+    assert world.agent.unheard
+
+
+async def test_a_machine_that_lost_a_rank_does_not_join_again(world: World) -> None:
+    """Whatever ended the rank may be the machine's fault: somebody has to look first."""
+    await world.launch()
+    (started,) = await world.until(say.RankStarted)
+    os.kill(started.pid, signal.SIGKILL)
+    await world.until(say.RankExited)
+    await world.say(
+        say.MachineFailed(machine="m0", incarnation=world.agent.incarnation, reason="lost a rank")
+    )
+    assert await world.end() == "fenced"
+    assert not world.agent.unheard
 
 
 async def test_a_killed_rank_is_reported_with_its_signal(world: World) -> None:
@@ -260,7 +274,7 @@ async def test_a_released_machine_ends_its_ranks(world: World) -> None:
             step=4,
         )
     )
-    assert await world.end() == 0
+    assert await world.end() == "released"
     assert world.heard(say.MachineLeft)[0].reason == "released"
 
 
@@ -396,5 +410,5 @@ async def test_a_machine_without_a_job_waits_for_it(tmp_path: Path) -> None:
     )
     await world.until(say.RankStarted)
     world.agent.stop()
-    assert await world.end() == 0
+    assert await world.end() == "stopped"
     assert world.heard(say.MachineLeft)[0].reason == "stopped"

@@ -58,11 +58,17 @@ def machine(
         str, typer.Option(metavar="ADDRESS", help="Address at which other machines reach this one's ranks.")
     ] = "127.0.0.1",
     job: JobOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when declared dead, even if only the connection was lost.")
+    ] = False,
 ) -> None:
     """Let this computer join a job as one machine: as a member or, once that is full, as a standby.
 
+    A machine that could not be heard for a while is replaced.  When it is back it is told so, ends its
+    ranks and joins again, as a standby.
+
     Exit codes: 0 the job completed or this machine was released; 1 the job failed; 3 this machine was
-    declared dead and has ended its ranks.
+    declared dead, because a rank of it failed (or for any reason, with --once), and has ended its ranks.
     """
     start_logging()
     access = find(bus, job, secret=True)
@@ -70,27 +76,34 @@ def machine(
     if os.getpgrp() != os.getpid():
         with contextlib.suppress(PermissionError):
             os.setpgid(0, 0)
-    raise typer.Exit(uvloop.run(_machine(access, name or machine_name(), slots, host)))
+    raise typer.Exit(uvloop.run(_machine(access, name or machine_name(), slots, host, once)))
 
 
-async def _machine(access: Access, name: str, slots: int, host: str) -> int:
+async def _machine(access: Access, name: str, slots: int, host: str, once: bool) -> int:
     from trainmover.events.nats_bus import NatsBus
     from trainmover.machine.agent import Agent, MachineConfig
     from trainmover.machine.children import come_forward
+    from trainmover.machine.lives import EXITS
 
-    # Many programs may be starting at once on a small computer.
-    bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}", limit=START_SECONDS)
-    try:
-        agent = Agent(bus, MachineConfig(name, slots, host, access.secret))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, agent.stop)
-        if "TRAINMOVER_STAND_BACK" in os.environ:
-            # Started as a spare beside training, it stood back while it loaded; now it must beat.
-            come_forward(os.getpid())
-        return await agent.run()
-    finally:
-        await bus.close()
+    while True:
+        # Many programs may be starting at once on a small computer.
+        bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}", limit=START_SECONDS)
+        try:
+            agent = Agent(bus, MachineConfig(name, slots, host, access.secret))
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, agent.stop)
+            if "TRAINMOVER_STAND_BACK" in os.environ:
+                # Started as a spare beside training, it stood back while it loaded; now it must beat.
+                come_forward(os.getpid())
+            ending = await agent.run()
+        finally:
+            await bus.close()
+        if once or not agent.unheard:
+            return EXITS[ending]
+        logging.getLogger("trainmover.machine").warning(
+            "machine %s was replaced while it could not be heard; it joins again as a standby", name
+        )
 
 
 def machine_name() -> str:

@@ -72,6 +72,8 @@ class Agent:
         self._said = 0
         self._outbox: asyncio.Queue[Envelope] = asyncio.Queue()
         self._stop = asyncio.Event()
+        self._ending: Ending | None = None
+        self._lost_a_rank = False
         self._acts: dict[type[say.Event], Callable[[Any], Awaitable[Ending | None]]] = {
             say.JobSubmitted: self._on_submitted,
             say.MachineJoined: self._on_joined,
@@ -92,11 +94,16 @@ class Agent:
         """Leave in good order (an operator's SIGTERM)."""
         self._stop.set()
 
-    async def run(self) -> int:
+    @property
+    def unheard(self) -> bool:
+        """The life ended because the machine could not be heard, and nothing of it is known to be broken."""
+        return self._ending == "fenced" and not self._lost_a_rank
+
+    async def run(self) -> Ending:
         """Join, serve, leave.
 
         Returns:
-            The program's exit code.
+            How this life ended; :data:`EXITS` has the exit codes.
 
         Raises:
             BusError: the bus could not be reached at the start.
@@ -128,7 +135,8 @@ class Agent:
                 beats.cancel()
             await self._leave(ending, sender)
             await self._socket.close()
-        return EXITS[ending]
+        self._ending = ending
+        return ending
 
     # -- what the bus says
 
@@ -266,6 +274,7 @@ class Agent:
 
     def _rank_gone(self, rank: Rank, ended: Exit) -> None:
         error = rank.error(ended)
+        self._lost_a_rank = True
         log.warning("rank in slot %d ended: %s%s", rank.slot, ended, f"\n{error}" if error else "")
         self._say(rank.exited(self.config.name, self.incarnation, ended))
 
