@@ -179,12 +179,14 @@ class _Course:
         return self._busy_cores()
 
     def _busy_cores(self) -> str:
-        cluster = self._cluster
+        cluster, watch = self._cluster, self._cluster.watch
         standby, planner, switcher = (cluster.hosts[name].core for name in ("standby", "planner", "switcher"))
         if isinstance(switcher, SwitcherCore) and switcher.phase is not Switch.IDLE:
             return f"switcher is {switcher.phase}"
         if isinstance(planner, PlannerCore) and planner.phase is not Phase.STEADY:
-            return f"planner is {planner.phase}"
+            # A plan for somebody who died meanwhile is never begun; the next change takes its place.
+            if planner.plan is None or not watch.dead_joiners(planner.plan.joiners):
+                return f"planner is {planner.phase}"
         if not isinstance(standby, StandbyCore):
             return ""
         if live := [gap.id for gap in standby.gaps.values() if gap.live]:

@@ -10,7 +10,8 @@ time that passes.  What never lives here: what goes wrong, and what a run must h
   or aborted and not both.
 - *What is fenced is not used*: once a service was fed that a life is over, it never plans with it,
   launches it, warms it or assigns it.
-- *A standby is used once*: it has one open assignment at most, and no seat then.
+- *A standby is used once*: it has one open assignment at most, and no seat then (a service that was
+  born again may repeat an assignment that has been carried out).
 - *The same words for the same cause*: an id never means two things; a life is declared dead once.  Only
   what a service said while the log stalled, and took with it when it died before the log took events
   again, may be told in other words.
@@ -107,6 +108,7 @@ class Watch:
         self._gone: set[Life] = set()
         self._lives: dict[str, str] = {}
         self._assigned: dict[str, tuple[Life, int]] = {}
+        self._served: dict[str, Life] = {}
         self._holders: dict[tuple[int, int], Life] = {}
         self._unstored: set[str] = set()
         self._repairs: set[str] = set()
@@ -266,11 +268,14 @@ class Watch:
         for incident, (other, _) in self._assigned.items():
             if other == life and incident != event.incident and life not in self._gone:
                 raise Violation(f"{event.joiner} is assigned to {incident} and to {event.incident}")
-        if self.members.get(event.joiner) == event.joiner_incarnation:
+        again = self._served.get(event.incident) == life
+        if self.members.get(event.joiner) == event.joiner_incarnation and not again:
             raise Violation(f"{event.joiner} is assigned to {event.incident}, and has a seat")
         self._assigned[event.incident] = (life, event.generation)
+        self._served[event.incident] = life
         self._lives[event.joiner] = event.joiner_incarnation
-        self._open(event.incident)
+        if not again:
+            self._open(event.incident)
         self.held.pop(event.incident, None)
 
     def _job_over(self, event: say.JobCompleted | say.JobFailed) -> None:
@@ -281,6 +286,10 @@ class Watch:
     def trusted(self, life: Life) -> bool:
         """Nobody said that this life is over."""
         return life not in self._gone
+
+    def dead_joiners(self, joiners: Iterable[str]) -> list[str]:
+        """Those of them whose life is over."""
+        return [name for name in joiners if (name, self._lives.get(name, "")) in self._gone]
 
     def _open(self, incident: str | None) -> None:
         if incident is not None:
