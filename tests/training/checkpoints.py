@@ -39,11 +39,11 @@ class Solo:
 
     def __init__(self, rank: int, seed: int = 0, width: int = 8) -> None:
         self.rank = rank
-        self.generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, 3))
         with torch.no_grad():
             for parameter in self.model.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=self.generator))
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.place = Place(100 * rank)
@@ -56,9 +56,10 @@ class Solo:
         self.said: list[Event] = []
 
     def train(self, steps: int = 1) -> None:
-        """A few steps on random batches, the same for equal seeds."""
+        """A few steps on random batches, of which the number of the step decides."""
         for _ in range(steps):
-            self.model(torch.randn(4, self.width, generator=self.generator)).square().mean().backward()
+            generator = torch.Generator().manual_seed(self.place.at - 100 * self.rank)
+            self.model(torch.randn(4, self.width, generator=generator)).square().mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.scheduler.step()

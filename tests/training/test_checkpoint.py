@@ -34,7 +34,6 @@ def test_what_was_saved_comes_back_and_goes_on_alike(tmp_path: Path) -> None:
     for old, new in zip(ranks, fresh, strict=True):
         assert new.tracked.digest() == old.tracked.digest()
         assert new.place.at == old.place.at == 100 * old.rank + 4
-        new.generator.set_state(old.generator.get_state())
         old.train(3)
         new.train(3)
         assert new.tracked.digest() == old.tracked.digest()
