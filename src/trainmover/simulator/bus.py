@@ -211,6 +211,10 @@ class Exchange:
             self._ids.add(envelope.id)
             self.log.append(envelope)
 
+    def has(self, name: str) -> bool:
+        """The log has an event with this id."""
+        return name in self._ids
+
     def sample(self, envelopes: Sequence[Envelope]) -> None:
         """Samples that arrive together."""
         for bus, handler in self._samplers:

@@ -175,11 +175,7 @@ class Cluster:
 
     def reborn(self, service: str) -> None:
         """See :class:`trainmover.simulator.hosts.Observer`."""
-        self.watch.reborn(service)
-
-    def silenced(self, unstored: tuple[str, ...]) -> None:
-        """See :class:`trainmover.simulator.hosts.Observer`."""
-        self.watch.silenced(unstored)
+        self.watch.reborn(service, self.exchange.has)
 
     def raised(self, service: str, envelope: Envelope, error: Exception) -> None:
         """See :class:`trainmover.simulator.hosts.Observer`."""

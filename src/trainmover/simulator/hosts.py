@@ -32,10 +32,6 @@ class Observer(Protocol):
         """A service begins with a fresh core."""
         ...
 
-    def silenced(self, unstored: tuple[str, ...]) -> None:
-        """A service died; these ids it had said, and the log does not have them."""
-        ...
-
     def fed(self, service: str, envelope: Envelope, outputs: list[Output]) -> None:
         """A core was fed an input, live or out of the log, and answered."""
         ...
@@ -144,7 +140,6 @@ class Host:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self._bus is not None:
             self._bus.die()
-            self._observer.silenced(self._bus.outlet.unstored)
             self._bus = None
         if not task.cancelled() and task.exception() is not None:
             self._loop.call_exception_handler({"exception": task.exception(), "message": self.name})

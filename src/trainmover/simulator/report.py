@@ -38,7 +38,7 @@ def summary(outcomes: Iterable[Outcome]) -> str:
     """One line about many runs."""
     endings: Counter[str] = Counter()
     switches: Counter[str] = Counter()
-    runs = faults = events = 0
+    runs = faults = events = forgetful = 0
     seconds = 0.0
     for outcome in outcomes:
         runs += 1
@@ -47,11 +47,12 @@ def summary(outcomes: Iterable[Outcome]) -> str:
         faults += outcome.faults
         events += outcome.events
         seconds += outcome.seconds
+        forgetful += outcome.forgetful
     parts = ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
     kinds = ", ".join(f"{count} by {kind}" for kind, count in sorted(switches.items()))
     return (
         f"{runs} runs ({parts}), {faults} faults, {events} events in the logs, switches: {kinds or 'none'}; "
-        f"{seconds / 3600:.1f} virtual hours"
+        f"{seconds / 3600:.1f} virtual hours; {forgetful} runs with a service that lost events in a stall"
     )
 
 

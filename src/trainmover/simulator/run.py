@@ -23,7 +23,6 @@ from trainmover.services.gaps import Spare
 from trainmover.services.phases import Phase
 from trainmover.services.planner import PlannerCore
 from trainmover.services.replay import replay
-from trainmover.services.shell import feeding_order, journal_of
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import Switch, SwitcherCore
 from trainmover.simulator.cluster import Cluster
@@ -52,13 +51,15 @@ class Outcome:
 
     Attributes:
         setup: what was simulated.
-        ending: completed, held or failed.
+        ending: completed, held or failed; forgotten: a service was ``forgetful`` and the job hangs.
         seconds: virtual seconds that it took.
         events: journalled events that were stored.
         violation: what does not hold; None when everything does.
         story: the last events before the violation, and the faults.
         switches: commits by kind.
         faults: faults that hit something.
+        steps: most steps that any rank committed.
+        forgetful: a service was born again from a log without all that it had heard (see ``watch``).
         log: the whole log.
     """
 
@@ -71,6 +72,7 @@ class Outcome:
     switches: Mapping[str, int] = field(default_factory=dict)
     faults: int = 0
     steps: int = 0
+    forgetful: bool = False
     log: tuple[Envelope, ...] = ()
 
     @property
@@ -108,6 +110,7 @@ def simulate(setup: Setup, cores: Mapping[str, Callable[[], Core]] | None = None
         switches=dict(cluster.watch.switches),
         faults=len(cluster.faults.log),
         steps=cluster.training.steps,
+        forgetful=bool(cluster.watch.forgetful),
         log=tuple(cluster.exchange.log),
     )
 
@@ -134,10 +137,14 @@ class _Course:
                 if why := self._unrest():
                     if true := self._held():
                         return f"held: {true}"
+                    if cluster.watch.forgetful:
+                        return f"forgotten: {why}"
                     cluster.violation = f"no rest {CALM_SECONDS:.0f} s after the last fault: {why}"
                     return "stuck"
                 cluster.training.total = min(cluster.training.total, cluster.training.steps + 3)
                 if not self._loop.run_until(lambda: cluster.over, self._loop.now + STUCK_SECONDS):
+                    if cluster.watch.forgetful:
+                        return "forgotten: the job does not end"
                     cluster.violation = f"the job does not end within {STUCK_SECONDS:.0f} s: {self._unrest()}"
                     return "stuck"
         return self._ending()
@@ -185,7 +192,8 @@ class _Course:
             return f"switcher is {switcher.phase}"
         if isinstance(planner, PlannerCore) and planner.phase is not Phase.STEADY:
             # A plan for somebody who died meanwhile is never begun; the next change takes its place.
-            if planner.plan is None or not watch.dead_joiners(planner.plan.joiners):
+            plan = planner.plan
+            if plan is None or not watch.dead_joiners(plan.joiners):
                 return f"planner is {planner.phase}"
         if not isinstance(standby, StandbyCore):
             return ""
@@ -256,26 +264,18 @@ class _Course:
 def _replayed(cluster: Cluster) -> str | None:
     """What a replay says differently.
 
-    What was said while the log stalled, by a program that ended before it took events again, was heard
-    and is in no log.  A journal that names such an input cannot be replayed from the log alone: it is
-    put back for the replay.  A service that was born from that log has never heard it; its journal
-    tells of two different histories, and is left out; so are all, when an id was told in other words.
+    A journal may name an input that its sender took with it (see ``watch``): it is put back for the replay.
+    A service that was born again without it has two histories, which no replay can follow.
     """
-    if cluster.watch.retold:
-        return None
     log = cluster.exchange.log
-    stored = {envelope.id for envelope in log}
-    lost = {
-        envelope.id: envelope
+    lost = [
+        envelope
         for _, envelope in cluster.said
-        if envelope.id not in stored and not isinstance(envelope.event, say.JournalEntry)
-    }
-    made = {}
-    for name, host in cluster.hosts.items():
-        missing = [c for _, c, _ in feeding_order(journal_of(name, log)) if c not in stored]
-        if not missing or host.starts == 1 or any(cause not in lost for cause in missing):
-            made[name] = host.make
-    result = replay([*log, *lost.values()], cores=made)
+        if not cluster.exchange.has(envelope.id) and not isinstance(envelope.event, say.JournalEntry)
+    ]
+    if cluster.watch.forgetful:
+        return None
+    result = replay([*log, *lost], cores={name: host.make for name, host in cluster.hosts.items()})
     if result.same:
         return None
     return f"the log replays with {len(result.differences)} differences, first {result.differences[0]}"

@@ -12,15 +12,19 @@ time that passes.  What never lives here: what goes wrong, and what a run must h
   launches it, warms it or assigns it.
 - *A standby is used once*: it has one open assignment at most, and no seat then (a service that was
   born again may repeat an assignment that has been carried out).
-- *The same words for the same cause*: an id never means two things; a life is declared dead once.  Only
-  what a service said while the log stalled, and took with it when it died before the log took events
-  again, may be told in other words.
+- *The same words for the same cause*: an id never means two things; a life is declared dead once.
 - *A core does not raise.*
+
+One thing is excused.  What is said while the log stalls is heard, but if its sender dies before the log takes
+events again, it is in no log.  A service that had heard (or said) such a thing, and is born again from that
+log, has another history than it lived: it is *forgetful*, and may name an epoch again or end one twice.
+Nobody may act on that: what is demanded of ranks, of what is fenced and of the end of a run is demanded
+all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from trainmover.events import catalogue as say
@@ -47,6 +51,7 @@ class Knowledge:
     gone: set[Life] = field(default_factory=set)
     lives: dict[str, str] = field(default_factory=dict)
     generation: int = 0
+    heard: list[str] = field(default_factory=list)
 
     def note(self, event: say.Event) -> None:
         """It was fed this, or said it."""
@@ -82,7 +87,7 @@ class Watch:
         members: its lives, by machine.
         held: incidents that hold the job, and why.
         over: ``job.completed`` or ``job.failed``, once it was said.
-        retold: ids that were told in other words.
+        forgetful: services that were born again from a log without all that they had heard.
     """
 
     def __init__(self) -> None:
@@ -95,7 +100,7 @@ class Watch:
         self.raised = 0
         self.last_step = 0.0
         self.commits = 0
-        self.retold = 0
+        self.forgetful: set[str] = set()
         self.switches: dict[str, int] = {}
         self._knows: dict[str, Knowledge] = {}
         self._said: dict[str, say.Event] = {}
@@ -110,25 +115,24 @@ class Watch:
         self._assigned: dict[str, tuple[Life, int]] = {}
         self._served: dict[str, Life] = {}
         self._holders: dict[tuple[int, int], Life] = {}
-        self._unstored: set[str] = set()
         self._repairs: set[str] = set()
         self._losses: dict[str, Life] = {}
         self._step_epoch = 0
 
     # -- services ----------------------------------------------------------------------------------
 
-    def reborn(self, service: str) -> None:
-        """A service begins again with nothing."""
+    def reborn(self, service: str, stored: Callable[[str], bool]) -> None:
+        """A service begins again with what is stored."""
+        knows = self._knows.get(service)
+        if knows is not None and not all(map(stored, knows.heard)):
+            self.forgetful.add(service)
         self._knows[service] = Knowledge()
-
-    def silenced(self, unstored: tuple[str, ...]) -> None:
-        """A service died with these ids said, and not stored: its next life may find other words for them."""
-        self._unstored.update(unstored)
 
     def fed(self, service: str, envelope: Envelope, outputs: list[Output]) -> None:
         """A core was fed an input, and answered."""
         knows = self._knows.setdefault(service, Knowledge())
         knows.note(envelope.event)
+        knows.heard.append(envelope.id)
         for output in outputs:
             if isinstance(output, Say):
                 knows.note(output.event)
@@ -153,13 +157,15 @@ class Watch:
 
     def said(self, envelope: Envelope) -> None:
         """Somebody publishes an event."""
+        try:
+            self._note(envelope)
+        except Violation:
+            if envelope.source not in self.forgetful:
+                raise
+
+    def _note(self, envelope: Envelope) -> None:
         event = envelope.event
         before = self._said.get(envelope.id)
-        if envelope.id in self._unstored:
-            self._unstored.discard(envelope.id)
-            self._said[envelope.id] = event
-            self.retold += before != event
-            return
         if before is not None:
             if before != event and not isinstance(event, say.JournalEntry):
                 raise Violation(f"{envelope.id} is said twice with two meanings: {before!r}; now {event!r}")
