@@ -142,6 +142,7 @@ class HealthCore(Decider):
         self.grace = grace
         self.ask_again = ask_again
         self._states: dict[Life, Health] = {}
+        self._came: dict[Life, float] = {}
         self._evidence: dict[Life, list[str]] = {}
         self._accused: dict[int, set[Life]] = {}
         self._waiting: set[int] = set()
@@ -200,10 +201,14 @@ class HealthCore(Decider):
         life = (event.machine, event.incarnation)
         if life in self._states:
             return
-        older = [other for other in self._states if other[0] == event.machine]
+        others = [other for other in self._states if other[0] == event.machine]
         self._states[life] = Health.WELL
-        for other in older:
-            self._take(other, "replaced", f"{event.machine} joined again as {event.incarnation}")
+        self._came[life] = self.heard.time
+        # Whoever came later is there; which was heard of first is chance.
+        latest = max((life, *others), key=lambda one: self._came.get(one, 0.0))
+        for other in (*others, life):
+            if other != latest:
+                self._take(other, "replaced", f"{event.machine} joined again as {latest[1]}")
 
     def _left(self, event: MachineLeft) -> None:
         life = (event.machine, event.incarnation)

@@ -93,6 +93,7 @@ class Roster:
         self._roles: dict[int, RolesFound] = {}
         self._role_of: dict[int, MachineRole] | None = None
         self._arrivals: dict[str, int] = {}
+        self._comers: dict[str, list[tuple[int, MachineJoined]]] = {}
         self._held: dict[str, list[int]] = {}
         self._members: tuple[str, ...] | None = None
         self._idle: dict[str, MachineJoined] = {}
@@ -120,6 +121,7 @@ class Roster:
                 self._note_joined(event)
             case MachineLeft() | MachineFailed():
                 self.gone.add((event.machine, event.incarnation))
+                self._choose_life(event.machine)
                 self._touch(event.machine)
             case MachineLaunch():
                 self._note_launch(event)
@@ -149,10 +151,24 @@ class Roster:
         life = (event.machine, event.incarnation)
         if life not in self._known:
             self._known.add(life)
-            self.joined.pop(event.machine, None)
-            self.joined[event.machine] = event
-            self._arrivals[event.machine] = len(self._known)
+            self._comers.setdefault(event.machine, []).append((len(self._known), event))
+            self._choose_life(event.machine)
             self._touch(event.machine)
+
+    def _choose_life(self, machine: str) -> None:
+        """Of the lives under one name the latest that was heard, but none that is over while one is not.
+
+        The arrival of an earlier life may be heard after that of a later one.
+        """
+        comers = self._comers.get(machine, [])
+        living = [comer for comer in comers if (machine, comer[1].incarnation) not in self.gone]
+        if not comers:
+            return
+        number, event = (living or comers)[-1]
+        if self.joined.get(machine) is not event:
+            self.joined.pop(machine, None)
+            self.joined[machine] = event
+            self._arrivals[machine] = number
 
     def _note_launch(self, event: MachineLaunch) -> None:
         if event.generation < self.generation:
