@@ -51,7 +51,8 @@ class Outcome:
 
     Attributes:
         setup: what was simulated.
-        ending: completed, held or failed; forgotten: a service was ``forgetful`` and the job hangs.
+        ending: completed, held or failed; forgotten: the job hangs, because something
+            that a sender took with it (see ``watch``) is known to some and not to others.
         seconds: virtual seconds that it took.
         events: journalled events that were stored.
         violation: what does not hold; None when everything does.
@@ -137,13 +138,13 @@ class _Course:
                 if why := self._unrest():
                     if true := self._held():
                         return f"held: {true}"
-                    if cluster.watch.forgetful:
+                    if self._forgotten():
                         return f"forgotten: {why}"
                     cluster.violation = f"no rest {CALM_SECONDS:.0f} s after the last fault: {why}"
                     return "stuck"
                 cluster.training.total = min(cluster.training.total, cluster.training.steps + 3)
                 if not self._loop.run_until(lambda: cluster.over, self._loop.now + STUCK_SECONDS):
-                    if cluster.watch.forgetful:
+                    if self._forgotten():
                         return "forgotten: the job does not end"
                     cluster.violation = f"the job does not end within {STUCK_SECONDS:.0f} s: {self._unrest()}"
                     return "stuck"
@@ -233,6 +234,19 @@ class _Course:
             if "not recorded" in reason and cluster.training.unrecorded:
                 return reason
         return ""
+
+    def _forgotten(self) -> bool:
+        """Services know different things for ever: something was heard by some and is in no log."""
+        cluster = self._cluster
+        if cluster.watch.forgetful:
+            return True
+        lost = [e for _, e in cluster.said if not cluster.exchange.has(e.id)]
+        for envelope in lost:
+            hearers = [host for host in cluster.hosts.values() if envelope.type in host.core.hears]
+            heard = [envelope.id in cluster.watch.heard.get(host.name, ()) for host in hearers]
+            if any(heard) and not all(heard):
+                return True
+        return False
 
     def _has_state(self, seat: int) -> bool:
         """A machine on another seat that may go on has this seat's state."""

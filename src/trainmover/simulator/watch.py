@@ -88,6 +88,7 @@ class Watch:
         held: incidents that hold the job, and why.
         over: ``job.completed`` or ``job.failed``, once it was said.
         forgetful: services that were born again from a log without all that they had heard.
+        heard: ids of all that a service was ever fed.
     """
 
     def __init__(self) -> None:
@@ -101,6 +102,7 @@ class Watch:
         self.last_step = 0.0
         self.commits = 0
         self.forgetful: set[str] = set()
+        self.heard: dict[str, set[str]] = {}
         self.switches: dict[str, int] = {}
         self._knows: dict[str, Knowledge] = {}
         self._said: dict[str, say.Event] = {}
@@ -133,6 +135,7 @@ class Watch:
         knows = self._knows.setdefault(service, Knowledge())
         knows.note(envelope.event)
         knows.heard.append(envelope.id)
+        self.heard.setdefault(service, set()).add(envelope.id)
         for output in outputs:
             if isinstance(output, Say):
                 knows.note(output.event)
