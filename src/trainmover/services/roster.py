@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Literal
 
 from trainmover.events.catalogue import (
@@ -93,7 +94,8 @@ class Roster:
         self._roles: dict[int, RolesFound] = {}
         self._role_of: dict[int, MachineRole] | None = None
         self._arrivals: dict[str, int] = {}
-        self._comers: dict[str, list[tuple[int, MachineJoined]]] = {}
+        self._numbers = count()
+        self._comers: dict[str, list[MachineJoined]] = {}
         self._held: dict[str, list[int]] = {}
         self._members: tuple[str, ...] | None = None
         self._idle: dict[str, MachineJoined] = {}
@@ -151,7 +153,7 @@ class Roster:
         life = (event.machine, event.incarnation)
         if life not in self._known:
             self._known.add(life)
-            self._comers.setdefault(event.machine, []).append((len(self._known), event))
+            self._comers.setdefault(event.machine, []).append(event)
             self._choose_life(event.machine)
             self._touch(event.machine)
 
@@ -161,14 +163,14 @@ class Roster:
         The arrival of an earlier life may be heard after that of a later one.
         """
         comers = self._comers.get(machine, [])
-        living = [comer for comer in comers if (machine, comer[1].incarnation) not in self.gone]
+        living = [comer for comer in comers if (machine, comer.incarnation) not in self.gone]
         if not comers:
             return
-        number, event = (living or comers)[-1]
+        event = (living or comers)[-1]
         if self.joined.get(machine) is not event:
             self.joined.pop(machine, None)
             self.joined[machine] = event
-            self._arrivals[machine] = number
+            self._arrivals[machine] = next(self._numbers)
 
     def _note_launch(self, event: MachineLaunch) -> None:
         if event.generation < self.generation:
