@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from trainmover.version import __version__
 
 if TYPE_CHECKING:
-    from trainmover.training import Job, Step, join
+    from trainmover.training import DataStream, Job, Step, join
 
-__all__ = ["Job", "Step", "__version__", "join", "register_backend"]
+__all__ = ["DataStream", "Job", "Step", "__version__", "join", "register_backend"]
 
 
 def register_backend() -> None:
@@ -24,7 +24,7 @@ def register_backend() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Job", "Step", "join"):
+    if name in ("DataStream", "Job", "Step", "join"):
         from trainmover import training
 
         return getattr(training, name)

@@ -4,9 +4,11 @@
 other ranks (rules in :mod:`agreement`, state in :mod:`state`, copies in :mod:`handover` and
 :mod:`transfer`); :mod:`session` and :mod:`control` connect it to its machine.  :mod:`describe` says what
 a rank is; :mod:`shadow` warms up a standby, which takes its place by :mod:`places` and
-:mod:`promotion`.
+:mod:`promotion`.  :mod:`resume` makes checkpoints (:mod:`checkpoint`, of :mod:`pieces`, on the
+:mod:`shelf`) and goes on from them (:mod:`restore`); :mod:`data` is for scripts.
 """
 
+from trainmover.training.data import DataStream
 from trainmover.training.job import Job, Step, join
 
-__all__ = ["Job", "Step", "join"]
+__all__ = ["DataStream", "Job", "Step", "join"]
