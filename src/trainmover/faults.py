@@ -8,9 +8,11 @@ out at the exact step, and the driver wakes what a spec froze for some seconds.
     move:machine=m2,step=40           ask for a planned move of m2
     stop:machine=0,step=30,seconds=8  SIGSTOP to every process of m0, SIGCONT eight seconds later
     slow:machine=1,step=30,factor=3   each step of m1 takes three times as long from there on
+    kill:machine=1,step=20,at=voting  SIGKILL when half of m1's ballot on step 20 is out
 
 ``machine=1`` and ``machine=m1`` are the same machine.  ``step=N`` means: before the body of step
-index N (counted from 0) runs, so two runs with the same specs can be compared.
+index N (counted from 0) runs, so two runs with the same specs can be compared.  ``at=`` names another
+point, one of :data:`POINTS`, and ``slot=`` the rank of the machine that must be there (0 if not said).
 """
 
 from __future__ import annotations
@@ -24,10 +26,41 @@ from trainmover.errors import ConfigError
 
 FaultKind = Literal["kill", "move", "stop", "slow"]
 
+STEP_POINTS: dict[str, str] = {
+    "step": "Before the step's body begins.",
+    "fetch": "In the data fetch: a batch is taken from the tracked data and not used yet.",
+    "forward": "Before the first forward pass of a tracked module.",
+    "collective": "In a collective call, after it was begun; nth=2: in the second one of the step.",
+    "vote": "Before anything of the vote is sent.",
+    "voting": "In the vote: private values are mirrored, the ballot is out to one rank; nth=2: to two.",
+    "voted": "The step is committed, the optimizer has not begun.",
+    "optimizer": "In the optimizer, after its first parameter group.",
+    "stepped": "The step's body has ended, the next boundary has not begun.",
+}
+"""Where in its step a fault can hit. Where a step has no such point, the fault hits at its next one."""
+
+SWITCH_POINTS: dict[str, str] = {
+    "prepare": "A switch is asked for, no link is made yet.",
+    "prepared": "All links are ready, and that was said.",
+    "meeting": "In the meeting: it is told to one rank where this one stands.",
+    "copy": "In the state copy, as sender or receiver, after a transfer was begun; nth=2: after two.",
+    "copied": "The state is received (or sent), and not compared yet.",
+    "joined": "The new epoch is adopted, its first step has not begun.",
+}
+"""Where in a switch a fault can hit: in the first one from its step on, on a standby in its first."""
+
+POINTS: dict[str, str] = STEP_POINTS | SWITCH_POINTS
+"""All points, in the order in which a rank passes them."""
+
+COUNTED = ("collective", "voting", "copy")
+"""Points that are passed several times: ``nth`` says which time is meant."""
+
+WHERE = frozenset({"at", "nth", "slot"})
+
 FIELDS: dict[FaultKind, tuple[frozenset[str], frozenset[str]]] = {
-    "kill": (frozenset({"machine", "step"}), frozenset()),
+    "kill": (frozenset({"machine", "step"}), WHERE),
     "move": (frozenset({"machine", "step"}), frozenset()),
-    "stop": (frozenset({"machine", "step"}), frozenset({"seconds"})),
+    "stop": (frozenset({"machine", "step"}), WHERE | {"seconds"}),
     "slow": (frozenset({"machine", "step", "factor"}), frozenset()),
 }
 """For each kind: the fields it needs and the fields it may have."""
@@ -49,9 +82,12 @@ class FaultSpec:
     Attributes:
         kind: what happens.
         machine: full machine name, for instance ``m1``.
-        step: step index, 0 or more, before whose body the fault hits.
+        step: step index, 0 or more, in which the fault hits.
         factor: for ``slow``, how many times longer a step takes; more than 1.
         seconds: for ``stop``, after how many seconds the machine continues; None: never.
+        at: the point that it hits at, one of :data:`POINTS`.
+        nth: at which passing of the point, from 1; more than 1 only for those in :data:`COUNTED`.
+        slot: the machine's rank that must be at the point; all of the machine is hit.
     """
 
     kind: FaultKind
@@ -59,6 +95,9 @@ class FaultSpec:
     step: int
     factor: float | None = None
     seconds: float | None = None
+    at: str = "step"
+    nth: int = 1
+    slot: int = 0
 
     def __str__(self) -> str:
         line = f"{self.kind}:machine={self.machine},step={self.step}"
@@ -66,6 +105,12 @@ class FaultSpec:
             line += f",factor={self.factor:g}"
         if self.seconds is not None:
             line += f",seconds={self.seconds:g}"
+        if self.at != "step":
+            line += f",at={self.at}"
+        if self.nth != 1:
+            line += f",nth={self.nth}"
+        if self.slot:
+            line += f",slot={self.slot}"
         return line
 
     @classmethod
@@ -92,6 +137,9 @@ class FaultSpec:
             step=_step(text, values["step"]),
             factor=_number(text, values, "factor", above=1.0),
             seconds=_number(text, values, "seconds", above=0.0),
+            at=_point(text, values.get("at", "step")),
+            nth=_nth(text, values),
+            slot=_slot(text, values.get("slot", "0")),
         )
 
 
@@ -139,6 +187,27 @@ def _machine(text: str, value: str) -> str:
 def _step(text: str, value: str) -> int:
     if not (value.isascii() and value.isdigit()):
         raise ConfigError(f"fault {text!r}: step {value!r} is not a step index; it is 0 or more")
+    return int(value)
+
+
+def _point(text: str, value: str) -> str:
+    if value not in POINTS:
+        raise ConfigError(f"fault {text!r}: {value!r} is not a point; the points are {', '.join(POINTS)}")
+    return value
+
+
+def _nth(text: str, values: dict[str, str]) -> int:
+    value = values.get("nth", "1")
+    if not (value.isascii() and value.isdigit() and int(value)):
+        raise ConfigError(f"fault {text!r}: nth {value!r} is not a count; it is 1 or more")
+    if "nth" in values and values.get("at") not in COUNTED:
+        raise ConfigError(f"fault {text!r}: nth goes with {' or '.join(f'at={point}' for point in COUNTED)}")
+    return int(value)
+
+
+def _slot(text: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit()):
+        raise ConfigError(f"fault {text!r}: slot {value!r} is not a slot; it is 0 or more")
     return int(value)
 
 

@@ -37,6 +37,7 @@ from trainmover.events.catalogue import (
     SwitchPrepared,
 )
 from trainmover.events.frames import Decoder, encode_frame
+from trainmover.faults import FaultSpec, parse_faults
 from trainmover.sandbox.player import Player
 from trainmover.training.boundary import Boundary
 from trainmover.training.environment import Environment
@@ -45,6 +46,14 @@ from trainmover.training.live import LiveCourse
 from trainmover.training.session import Released, Session
 
 E = TypeVar("E", bound=Event)
+
+
+class Killed(BaseException):
+    """Ends the main thread of a rank that was killed there."""
+
+
+IN_WALKS = ("voting", "prepared", "meeting", "copy")
+"""Fault points that are passed by whoever runs the engine just then."""
 
 
 class Doomed(Boundary):
@@ -94,6 +103,7 @@ class Rank:
         self.digest = ""
         self.losses: dict[int, float] = {}
         self.ran: list[tuple[int, bool]] = []
+        self.samples: list[tuple[int, int]] = []
         self.hook: Callable[[Step, str], None] = lambda _step, _where: None
         folder = cluster.folder
         path = str(folder / f"{machine}-{role}-{slot}.sock")
@@ -117,7 +127,7 @@ class Rank:
             record=cluster.record and not sandbox,
             recording=recording,
             warmup_steps=cluster.warmup_steps,
-            faults=(),
+            faults=tuple(spec for spec in cluster.faults if spec.machine == machine),
             role=role,
             park=park,
         )
@@ -132,6 +142,7 @@ class Rank:
         self.boundary = Doomed(self.session, self.trainee.tracked)
         self.boundary.die = self._die
         self.course._boundary = self.boundary
+        self.session.points.carry_out = self._struck
         self.trainee.groups(self.session.communicator)
         self.threads = [
             threading.Thread(target=target, name=f"{machine} {target.__name__}", daemon=True)
@@ -194,6 +205,7 @@ class Rank:
             if live:
                 self.ran.append((step.index, step.committed))
             if live and step.committed:
+                self.samples.append((step.index, trainee.data.at))
                 self.losses[step.index] = step.metrics["loss"]
             self.hook(step, "voted")
         self.digest = job.digest()
@@ -210,6 +222,16 @@ class Rank:
         self.session.control._closing = True
         self.session._tell(failed="killed")
         raise LinkError("killed")
+
+    def _struck(self, fault: FaultSpec) -> None:
+        """A fault has found this rank at its point: all ranks of the machine die, this one here."""
+        for rank in self.cluster.on(self.machine):
+            if rank is not self:
+                rank.kill()
+        if fault.at in IN_WALKS:
+            self._die()
+        self.kill()
+        raise LinkError("killed") if fault.at == "prepare" else Killed
 
     def kill(self) -> None:
         """Die now, whatever the rank is doing."""
@@ -238,7 +260,15 @@ class Cluster:
     record = False
     warmup_steps = 1
 
-    def __init__(self, folder: Path, machines: int, steps: int, ranks_per_machine: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        machines: int,
+        steps: int,
+        ranks_per_machine: int = 1,
+        faults: Sequence[str] = (),
+    ) -> None:
+        self.faults = parse_faults(faults)
         self.folder, self.steps, self.ranks_per_machine = folder, steps, ranks_per_machine
         self.size = machines * ranks_per_machine
         self.epoch = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,8 +44,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeCluster]:
     """Makes clusters in epoch 0."""
     with making(monkeypatch) as (folder, made):
 
-        def make(machines: int = 3, steps: int = 6, ranks_per_machine: int = 1) -> Cluster:
-            made.append(Cluster(place(folder, made), machines, steps, ranks_per_machine))
+        def make(
+            machines: int = 3, steps: int = 6, ranks_per_machine: int = 1, faults: Sequence[str] = ()
+        ) -> Cluster:
+            made.append(Cluster(place(folder, made), machines, steps, ranks_per_machine, faults))
             return made[-1]
 
         yield make
@@ -56,8 +58,8 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeMesh]:
     """Makes clusters with data, tensor and pipeline groups, in epoch 1."""
     with making(monkeypatch) as (folder, made):
 
-        def make(steps: int = 8, replicas: int = 2) -> MeshCluster:
-            found = MeshCluster(place(folder, made), steps, replicas)
+        def make(steps: int = 8, replicas: int = 2, faults: Sequence[str] = ()) -> MeshCluster:
+            found = MeshCluster(place(folder, made), steps, replicas, faults)
             made.append(found)
             found.switch("start")
             return found

@@ -147,10 +147,12 @@ class MeshCluster(Cluster):
     record = True
     warmup_steps = 2
 
-    def __init__(self, folder: Path, steps: int = 8, replicas: int = DATA) -> None:
+    def __init__(
+        self, folder: Path, steps: int = 8, replicas: int = DATA, faults: Sequence[str] = ()
+    ) -> None:
         self.taken: dict[str, str] = {}
         self.roles: dict[str, MachineRole] = {}
-        super().__init__(folder, replicas * PIPE, steps, TENSOR)
+        super().__init__(folder, replicas * PIPE, steps, TENSOR, faults)
 
     def on(self, machine: str) -> list[Rank]:
         role = self.taken.get(machine, "")

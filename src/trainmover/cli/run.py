@@ -21,7 +21,7 @@ from rich.console import Console
 from trainmover.cli.display import display_for
 from trainmover.cli.tables import report_group
 from trainmover.errors import ConfigError, DecodeError
-from trainmover.faults import FaultSpec
+from trainmover.faults import POINTS, FaultSpec
 from trainmover.machine.rundir import RunDir
 from trainmover.monitor.report import Report, build_report
 from trainmover.monitor.steps import read_steps
@@ -83,7 +83,9 @@ def run(
             show_default=False,
             help="Something that goes wrong at an exact step; may be given many times. "
             "kill:machine=1,step=20  move:machine=2,step=40  stop:machine=0,step=30[,seconds=8]  "
-            "slow:machine=1,step=30,factor=3",
+            "slow:machine=1,step=30,factor=3  kill:machine=1,step=20,at=POINT[,nth=2][,slot=1]: "
+            f"kill and stop may hit at any point of a step or a switch: {', '.join(POINTS)} "
+            "(docs/faults.md).",
         ),
     ] = None,
     report: Annotated[

@@ -45,6 +45,9 @@ class RunConfig:
             if spec.machine not in names and not spec.machine.startswith("m"):
                 known = f"m0 to m{len(names) - 1}"
                 raise ConfigError(f"fault {spec}: there will be no machine {spec.machine}, only {known}")
+            if spec.slot >= self.ranks_per_machine:
+                known = f"0 to {self.ranks_per_machine - 1} (--ranks-per-machine)"
+                raise ConfigError(f"fault {spec}: there is no slot {spec.slot} on a machine, only {known}")
 
     def _check_checkpoints(self) -> None:
         """A folder that has checkpoints is gone on from, or it is left alone."""

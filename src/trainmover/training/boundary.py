@@ -113,6 +113,7 @@ class Boundary:
         names = sorted(metrics)
         if len(names) > MAX_METRICS:
             raise JobError(f"a step may log up to {MAX_METRICS} metrics, not {len(names)}")
+        self.session.points.hit("vote")
         private = self.tracked.private_values()
         candidate = self.committed + 1
         ballot = Ballot(True, self.session.prepared_epoch())
@@ -152,7 +153,8 @@ class Boundary:
         yield from self._mirror(group, candidate, private)
         self._pending = candidate
         tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
-        yield from algorithms.all_reduce(group, numbers, _tally, tag)
+        ballots = self.session.points.along(group, "voting")
+        yield from algorithms.all_reduce(ballots, numbers, _tally, tag)
 
     def _mirror(self, group: Group, committed: int, private: bytes) -> Steps:
         """Give my private values to my guardian, take my ward's."""
@@ -182,7 +184,7 @@ class Boundary:
             known = torch.tensor(self._last_row, dtype=torch.float64)
             mine[REPORT_SIZE : REPORT_SIZE + len(known)] = known
             try:
-                self._engine.run(KEY, "meeting", self._gathering(mine, rows), BOUNDARY_SECONDS)
+                self._engine.run(KEY, "meeting", self._gathering(mine, rows, "meeting"), BOUNDARY_SECONDS)
             except EpochBroken:
                 order = None
                 continue
@@ -206,9 +208,9 @@ class Boundary:
                     ) from error
                 time.sleep(0.001)
 
-    def _gathering(self, mine: torch.Tensor, rows: torch.Tensor) -> Callable[[], Steps]:
-        """The walk that brings every rank's ``mine`` into the rows of ``rows``."""
-        group = self._group()
+    def _gathering(self, mine: torch.Tensor, rows: torch.Tensor, point: str = "") -> Callable[[], Steps]:
+        """The walk that brings every rank's ``mine`` into the rows of ``rows``, passing a point."""
+        group = self.session.points.along(self._group(), point)
         return lambda: algorithms.all_gather(group, mine, list(rows.unbind(0)), tag_of("meeting"))
 
     # -- the start of a job --------------------------------------------------------------------
@@ -219,6 +221,7 @@ class Boundary:
         self._meet([])
         self._resolution = None
         self._say_adopted(0.0, 0.0, 0, 0, "")
+        self.session.points.hit("joined")
         self.session.communicator.open_gate()
 
     def tell_all(self, number: int) -> list[int]:
@@ -278,7 +281,8 @@ class Boundary:
         if resolution.joiners:
             if joiner:
                 self.residence.materialise()
-            copy = self.handover(self._engine, self._group(STATE), self.tracked, order, resolution)
+            group = self.session.points.along(self._group(STATE), "copy")
+            copy = self.handover(self._engine, group, self.tracked, order, resolution)
             if joiner:
                 received, source, self.mine = copy.receive()
                 self.committed = resolution.committed
@@ -286,6 +290,7 @@ class Boundary:
                 sent = copy.send(self._wards.get(resolution.committed, b""))
         copied = time.monotonic()
         if resolution.joiners:
+            self.session.points.hit("copied")
             self._compare(order, resolution)
         private = self.mine
         group = self._group()
@@ -298,6 +303,7 @@ class Boundary:
         table = self._engine.table
         self._engine.call(lambda: table.drop(links))
         self._say_adopted(copied - started, ended - copied, received, sent, source)
+        self.session.points.hit("joined")
         return Settled(
             order.epoch, joiner, began, time.time(), self._meeting_seconds, copied - started, ended - copied
         )

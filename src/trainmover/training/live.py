@@ -68,9 +68,9 @@ class LiveCourse:
         self._first = player is None
         self._rebuilt = False
         self._resumed = False
-        self._done_faults: set[FaultSpec] = set()
         self._born = time.monotonic()
         self._keeper = Keeper(session, tracked, self._boundary)
+        self._watch_points()
         if session.env.record and player is None:
             self._describer = Describer(session, tracked)
 
@@ -107,9 +107,10 @@ class LiveCourse:
     def _iteration(self, index: int, total: int) -> Iterator[int]:
         self._index, self._voted = index, 0.0
         self._tracked.keep()
-        self._hit_faults(index)
+        self._session.points.begin(index)
         self._started, self._cpu_started = time.time(), time.thread_time()
         yield index
+        self._session.points.end(self._boundary.committed > index)
         if self._boundary.committed > index:
             self._tracked.settle_random()
             self._note_step(index)
@@ -128,6 +129,8 @@ class LiveCourse:
             return Verdict(True, {name: value for name, value in metrics.items() if value is not None})
         self._slow_down()
         verdict = self._boundary.vote(metrics)
+        if verdict.commit:
+            self._session.points.hit("voted")
         self._voted = time.time()
         self._metrics = verdict.metrics
         if verdict.commit and self._session.rank == 0:
@@ -240,21 +243,20 @@ class LiveCourse:
 
     # -- faults --------------------------------------------------------------------------------
 
-    def _hit_faults(self, index: int) -> None:
-        for fault in self._env.faults:
-            if (
-                fault.step != index
-                or self._env.slot != 0
-                or fault in self._done_faults
-                or fault.kind == "slow"
-            ):
-                continue
-            self._done_faults.add(fault)
-            self._log.write("fault", spec=str(fault), step=index)
-            if fault.kind == "move":
-                self._session.say(MoveRequested(machine=self._env.machine, reason="fault injection"))
-            else:
-                os.killpg(os.getpgrp(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+    def _watch_points(self) -> None:
+        points = self._session.points
+        points.carry_out = self._carry_out
+        points.committed = lambda: self._boundary.committed if self._session.settled else None
+        points.watch_calls(self._session.communicator)
+        self._tracked.watch = points.watch
+
+    def _carry_out(self, fault: FaultSpec) -> None:
+        """Do what a fault says, on whichever thread has reached its point."""
+        self._log.write("fault", spec=str(fault), step=self._boundary.committed)
+        if fault.kind == "move":
+            self._session.say(MoveRequested(machine=self._env.machine, reason="fault injection"))
+        else:
+            os.killpg(os.getpgrp(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
 
     def _slow_down(self) -> None:
         for fault in self._env.faults:

@@ -38,6 +38,7 @@ from trainmover.training.control import ControlLine
 from trainmover.training.environment import Environment
 from trainmover.training.orders import Order, OrderBook
 from trainmover.training.places import place_for, possible
+from trainmover.training.points import Points
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Session:
         self.sandbox = env.mode == "sandbox"
         self.life = new_life(env.machine, env.slot)
         self.orders = OrderBook()
+        self.points = Points(env.faults, env.slot)
         self._released = False
         self._completed = False
         self._failed: str | None = None
@@ -297,10 +299,12 @@ class Session:
     def _prepare(self, event: SwitchPrepare) -> None:
         if event.generation != self.env.generation or event.epoch <= self.engine.epoch:
             return
+        self.points.hit("prepare")
         layout = Layout(event.epoch, event.machines, event.ranks_per_machine)
         if self.env.machine not in layout.machines:
             if self.orders.add(Order(event, layout, None)):
                 self.orders.prepared(event.epoch)
+                self.points.hit("prepared")
             return
         rank = layout.ranks_of(self.env.machine)[self.env.slot]
         if self.settled and rank != self.rank:
@@ -337,6 +341,7 @@ class Session:
                     links_kept=kept,
                 )
             )
+            self.points.hit("prepared")
 
         table, communicator = self.engine.table, self.communicator
         # A group may be destroyed between here and there.

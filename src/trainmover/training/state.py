@@ -10,7 +10,7 @@ another machine keeps a copy of them, see :mod:`trainmover.training.boundary`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,6 +50,8 @@ class TrackedState:
         self._shadow: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._scalers: dict[str, dict[str, Any]] = {}
         self._random: dict[str, Any] = {}
+        self.watch: Callable[[Any], None] = lambda _: None
+        """Called with each thing that is tracked, as the script made it."""
 
     def add(self, name: str, thing: Any) -> None:
         """Track one more object.
@@ -63,6 +65,7 @@ class TrackedState:
             raise ConfigError(
                 f"cannot track {name!r}: {type(thing).__name__} has no state_dict and load_state_dict"
             )
+        self.watch(thing)
         if isinstance(thing, nn.Module):
             self.modules[name] = thing
         elif isinstance(thing, Optimizer):
