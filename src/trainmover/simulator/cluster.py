@@ -177,6 +177,10 @@ class Cluster:
         """See :class:`trainmover.simulator.hosts.Observer`."""
         self.watch.reborn(service, self.exchange.has)
 
+    def silenced(self, service: str) -> None:
+        """See :class:`trainmover.simulator.hosts.Observer`."""
+        self.watch.forgetful.add(service)
+
     def raised(self, service: str, envelope: Envelope, error: Exception) -> None:
         """See :class:`trainmover.simulator.hosts.Observer`."""
         what = f"the core of {service} raised {type(error).__name__} ({error}) on {envelope.type}"

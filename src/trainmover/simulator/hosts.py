@@ -32,6 +32,10 @@ class Observer(Protocol):
         """A service begins with a fresh core."""
         ...
 
+    def silenced(self, service: str) -> None:
+        """A service died, and took with it what it had said and the log does not have."""
+        ...
+
     def fed(self, service: str, envelope: Envelope, outputs: list[Output]) -> None:
         """A core was fed an input, live or out of the log, and answered."""
         ...
@@ -140,6 +144,8 @@ class Host:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self._bus is not None:
             self._bus.die()
+            if self._bus.outlet.unstored:
+                self._observer.silenced(self.name)
             self._bus = None
         if not task.cancelled() and task.exception() is not None:
             self._loop.call_exception_handler({"exception": task.exception(), "message": self.name})

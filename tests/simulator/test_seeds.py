@@ -1,0 +1,72 @@
+"""Seeds: what goes wrong in a thousand runs breaks no promise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from trainmover.simulator import Outcome, draw, simulate, simulate_many
+from trainmover.simulator.report import violation_lines
+
+SEEDS = 1000
+BLOCK = 100
+
+
+def whole(outcome: Outcome) -> str:
+    """Nothing, or all there is to know of a violation."""
+    return "\n".join(violation_lines(outcome)) if outcome.violation is not None else ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_a_thousand_small_clusters(first: int) -> None:
+    """Small clusters, a few faults each: every run completes, or is held or fails for a reason."""
+    setups = [draw(seed) for seed in range(first, first + BLOCK)]
+    endings: Counter[str] = Counter()
+    for outcome in simulate_many(setups, os.cpu_count() or 1):
+        assert not whole(outcome), whole(outcome)
+        endings[outcome.ending.partition(":")[0]] += 1
+    assert endings["completed"] > 0.7 * BLOCK, endings
+    assert endings["forgotten"] <= 0.03 * BLOCK, endings
+
+
+@pytest.mark.parametrize("roles", [1, 4])
+def test_hours(roles: int) -> None:
+    """A job that runs for an hour and has a fault every twenty seconds."""
+    outcome = simulate(draw(7, machines=6, standbys=2, hours=1.0, roles=roles))
+    assert not whole(outcome), whole(outcome)
+    assert outcome.faults > 50 or outcome.ending != "completed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("seed", "machines", "roles"), [(1, 2000, 1), (2, 1000, 16)])
+def test_thousands_of_machines(seed: int, machines: int, roles: int) -> None:
+    """The same with thousands of machines."""
+    outcome = simulate(draw(seed, machines=machines, standbys=4, roles=roles))
+    assert not whole(outcome), whole(outcome)
+
+
+def test_a_seed_reproduces_its_run_byte_by_byte() -> None:
+    """Two processes in which strings hash differently make the same logs."""
+    code = (
+        "from trainmover.simulator import draw, simulate\n"
+        "print([simulate(draw(seed)).digest for seed in (1, 9, 20)])"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": number, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for number in ("1", "2")
+    }
+    assert len(digests) == 1
+    assert len(set(next(iter(digests)).split(","))) == 3, "other seeds make other runs"
