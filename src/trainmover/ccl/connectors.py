@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 
+from trainmover.ccl.forks import own
 from trainmover.ccl.handshake import Hello, accept, dial
 from trainmover.ccl.plan import Peer, Plan
 from trainmover.ccl.shared import Window, Windows, swap_windows
@@ -76,11 +77,11 @@ class Connectors:
         self.windows = Windows()
         self._job, self._life, self._secret = job, life, secret
         self._epoch, self._hand_over = epoch, hand_over
-        self._listener = socket.create_server((host, 0), backlog=1024)
+        self._listener = own(socket.create_server((host, 0), backlog=1024))
         self._doors = [self._listener]
         self.host, self.port = host, int(self._listener.getsockname()[1])
         with contextlib.suppress(OSError):  # a system without abstract names: all links use the network
-            door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            door = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             try:
                 door.bind(door_of(job, life))
                 door.listen(1024)
@@ -135,7 +136,7 @@ class Connectors:
 
     def _reach(self, peer: Peer) -> socket.socket:
         if peer.beside:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             sock.settimeout(CONNECT_SECONDS)
             try:
                 sock.connect(door_of(self._job, peer.life))
@@ -143,7 +144,7 @@ class Connectors:
             except OSError as error:
                 sock.close()
                 log.debug("%s is not reached by its door (%s); using the network", peer.life, error)
-        sock = socket.create_connection((peer.host, peer.port), CONNECT_SECONDS)
+        sock = own(socket.create_connection((peer.host, peer.port), CONNECT_SECONDS))
         _set_up(sock)
         return sock
 
@@ -156,7 +157,7 @@ class Connectors:
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         sock, _ = item.accept()
-                        hearing = self._threads.submit(self._hear, sock, heard)
+                        hearing = self._threads.submit(self._hear, own(sock), heard)
                         hearing.add_done_callback(partial(_not_heard, sock))
 
     def _hear(self, sock: socket.socket, heard: Callable[[Hello, Arrival], None]) -> None:

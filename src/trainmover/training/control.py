@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from trainmover.ccl.forks import own
 from trainmover.errors import DecodeError, JobError
 from trainmover.events.catalogue import Event
 from trainmover.events.frames import Decoder, encode_frame
@@ -35,7 +36,7 @@ class ControlLine:
         self._heard = heard
         self._lock = threading.Lock()
         self._closing = False
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._sock.settimeout(CONNECT_SECONDS)
         try:
             self._sock.connect(path)
