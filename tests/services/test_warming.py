@@ -105,6 +105,7 @@ def test_a_gap_waits_for_its_role_and_that_comes_next(kit: Kit) -> None:
     assert not [event for event in bench.said if event.type in ("job.held", "standby.assigned")]
     bench.hear(kit.parked("s0", role="first"))
     assert warmed(bench) == ["first", "last"]
+    assert [e.urgent for e in bench.said if isinstance(e, say.StandbyWarm)] == [False, True]
     bench.hear(kit.parked("s0", role="last"))
     assert [(e.joiner, e.role) for e in bench.said if isinstance(e, say.StandbyAssigned)] == [("s0", "last")]
     assert warmed(bench) == ["first", "last"], "nothing is started beside the switch"

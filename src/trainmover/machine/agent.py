@@ -194,7 +194,7 @@ class Agent:
         if newest < event.generation:
             await self._end_ranks()
         environments = environment.sandbox(self._seat(), job, event)
-        await self._start_ranks(job, "sandbox", event.generation, environments, event.role)
+        await self._start_ranks(job, "sandbox", event.generation, environments, event.role, event.urgent)
 
     async def _on_assigned(self, event: say.StandbyAssigned) -> None:
         if (event.joiner, event.joiner_incarnation) == (self.config.name, self.incarnation):
@@ -291,12 +291,20 @@ class Agent:
         generation: int,
         environments: list[dict[str, str]],
         role: str = "",
+        urgent: bool = False,
     ) -> None:
         logs = Path(job.run_dir) / "logs"
         command = [job.python, job.script, *job.args]
         try:
             self._ranks.start(
-                environments, command, mode=mode, generation=generation, cwd=job.cwd, logs=logs, role=role
+                environments,
+                command,
+                mode=mode,
+                generation=generation,
+                cwd=job.cwd,
+                logs=logs,
+                role=role,
+                urgent=urgent,
             )
         except OSError as error:
             await self._ranks.end(0.0)

@@ -175,8 +175,11 @@ class Ranks:
         cwd: str,
         logs: Path,
         role: str = "",
+        urgent: bool = False,
     ) -> None:
         """Start a set, one rank per environment; other sets may only be of other roles.
+
+        Sandbox ranks stand back for training, unless they are ``urgent``.
 
         Raises:
             OSError: a process cannot be started (a missing folder, no memory).
@@ -184,6 +187,7 @@ class Ranks:
         if any(rank.role == role or not role for rank in self._ranks):
             raise RuntimeError(f"{self._machine} has ranks already{f' in the role {role}' if role else ''}")
         suffix = f"-{role}" if role else ""
+        stand_back = mode == "sandbox" and not urgent and may_come_forward()
         for slot, own in enumerate(environments):
             child = Child.start(
                 f"{self._machine} slot {slot}{f' ({role})' if role else ''}",
@@ -191,7 +195,7 @@ class Ranks:
                 env=complete(own),
                 cwd=cwd,
                 log=logs / f"{self._machine}-{slot}{suffix}.log",
-                priority="idle" if mode == "sandbox" and may_come_forward() else "normal",
+                priority="idle" if stand_back else "normal",
             )
             rank = Rank(slot, mode, generation, child, role)
             self._ranks.append(rank)

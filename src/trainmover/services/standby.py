@@ -249,7 +249,7 @@ class StandbyCore(Decider):
             case Spare.WARMING:
                 self._note_use(spare)
                 if role is not None:
-                    self.say(self._warming.order(spare, role))
+                    self.say(self._warming.order(spare, role, self._book.wanted_roles()))
             case Spare.PARKED:
                 self._note_use(spare)
             case Spare.LOST:

@@ -120,7 +120,7 @@ class Warming:
         roles = [*self.covered(), *(role for role in wanted if not self.why_not(role))]
         return all(role.name in spare.warmed for role in roles)
 
-    def order(self, spare: SpareMachine, role: MachineRole) -> StandbyWarm:
+    def order(self, spare: SpareMachine, role: MachineRole, wanted: Iterable[MachineRole]) -> StandbyWarm:
         """The request to be warm in a role; the spare is on it from now on."""
         roster, job = self._roster, self._roster.job
         files = roster.recording(role)
@@ -138,6 +138,7 @@ class Warming:
             positions=(role.representative,) * len(files),
             role=role.name,
             memory="resident" if keep else "released",
+            urgent=role in tuple(wanted),
         )
 
     def choose(self, role: MachineRole, spares: Iterable[SpareMachine]) -> SpareMachine | None:

@@ -101,6 +101,8 @@ class StandbyWarm(Event):
     role: Role = ""
     memory: Literal["resident", "released"] = "resident"
     """``released``: once parked, the ranks give back the memory of what they will receive anyway."""
+    urgent: bool = False
+    """A seat of this role is empty or to be moved: warming up shall not stand back for training."""
 
 
 class StandbyParked(Event):
