@@ -73,8 +73,9 @@ class DataStream:
     def _open(self) -> None:
         self._batches = None  # its workers end before others begin
         for sampler in (getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(self.epoch)
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(self.epoch)
         generator = getattr(self.loader, "generator", None)
         if generator is not None:
             generator.manual_seed((self._seed + 1_000_003 * self.epoch) % 2**63)
