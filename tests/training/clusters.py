@@ -100,6 +100,7 @@ class Rank:
         self.heard: list[Event] = []
         self.error: BaseException | None = None
         self.dead = False
+        self.struck = ""
         self.digest = ""
         self.losses: dict[int, float] = {}
         self.ran: list[tuple[int, bool]] = []
@@ -225,6 +226,7 @@ class Rank:
 
     def _struck(self, fault: FaultSpec) -> None:
         """A fault has found this rank at its point: all ranks of the machine die, this one here."""
+        self.struck = self.session.points.last
         for rank in self.cluster.on(self.machine):
             if rank is not self:
                 rank.kill()

@@ -6,16 +6,19 @@ losses and samples of one that was never disturbed, and leave no thread and no c
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from tests.ccl.worlds import wait_until
-from tests.training.clusters import Cluster
+from tests.ccl.worlds import LIMIT, wait_until
+from tests.training.clusters import Cluster, Rank, at
 from tests.training.conftest import MakeCluster
-from trainmover.faults import STEP_POINTS
+from trainmover.events.catalogue import SwitchAdopted
+from trainmover.faults import STEP_POINTS, SWITCH_POINTS
 
 STEPS = 6
-AFTER = ("voted", "optimizer", "stepped")
-"""Points at which the one who dies has committed it."""
+TORN = ("voting", "voted", "optimizer", "stepped")
+"""Points at which one, all or none of those who survive may have the outcome of the vote."""
 PASSED = [(point, 1) for point in STEP_POINTS] + [("voting", 2)]
 """Points of a step and at which passing; a rank may send its ballot once or twice."""
 
@@ -26,12 +29,13 @@ def strike(cluster: Cluster, machine: str) -> None:
     cluster.failed(machine)
 
 
-def check(cluster: Cluster) -> None:
-    """All samples came once and in order; of those who died nothing is connected any more."""
+def check(cluster: Cluster, *points: str) -> None:
+    """All samples came once and in order; who died did so at these points, and nothing is left of it."""
+    assert [rank.struck for rank in cluster.all if rank.dead] == list(points)
     seen: dict[int, set[int]] = {}
     for rank in cluster.finish():
-        for index, at in rank.samples:
-            seen.setdefault(index, set()).add(at)
+        for index, sample in rank.samples:
+            seen.setdefault(index, set()).add(sample)
     assert seen == {index: {index + 1} for index in range(STEPS)}
     for rank in cluster.all:
         if rank.dead:
@@ -52,13 +56,96 @@ def test_a_rank_dies_at_any_point_of_a_step(
     made.switch("start")
     strike(made, f"m{victim}")
     made.switch("failure", {f"m{victim}": "s0"})
-    check(made)
+    check(made, point if nth == 1 or made.on(f"m{victim}")[0].struck == point else "stepped")
     assert made.ranks[victim].machine == "s0"
     survivors = [rank for rank in made.ranks if rank.machine != "s0"]
     redone = [rank for rank in survivors if (step, False) in rank.ran]
     if point == "vote":
         assert redone == survivors, "all were in the step, and nobody can have committed it"
-    elif point == "voting":
+    elif point in TORN:
         assert redone in ([], survivors), "all or nobody"
-    elif point in AFTER:
-        assert redone == [], "a step that anybody has committed is rolled forward"
+
+
+def has_adopted(rank: Rank, epoch: int) -> bool:
+    """Whether a rank works in an epoch, and has said so."""
+    return any(event.epoch == epoch for event in rank.said(SwitchAdopted))
+
+
+def end_switch(made: Cluster, machines: list[str], kind: str, victim: str) -> bool:
+    """What the switcher does when a machine has died in a switch; returns whether it was committed.
+
+    It is if it was complete, else it is given up; a leaver's death does not end it.
+    """
+    wait_until(lambda: any(rank.dead for rank in made.on(victim)), f"{victim} dies")
+    members = [rank for machine in machines for rank in made.on(machine)]
+    epoch = made.epoch
+
+    def knows(rank: Rank) -> bool:
+        return has_adopted(rank, epoch) or rank.session.engine.broken or rank.session.engine.epoch < epoch
+
+    if victim in machines:
+        wait_until(
+            lambda: all(rank.dead or knows(rank) for rank in members), "everybody has adopted or broken"
+        )
+        if not all(has_adopted(rank, epoch) for rank in members):
+            made.abort()
+            made.failed(victim)
+            return False
+    made.failed(victim)
+    made.adopted(machines, kind)
+    return True
+
+
+@pytest.mark.parametrize("victim", ["s0", "m3"])
+@pytest.mark.parametrize("point", SWITCH_POINTS)
+def test_another_machine_dies_while_one_is_replaced(cluster: MakeCluster, point: str, victim: str) -> None:
+    """The joiner, or one that stays: the switch is given up, or complete, and the next standby takes over."""
+    made = cluster(
+        machines=4,
+        steps=STEPS,
+        faults=["kill:machine=m1,step=2,at=collective", f"kill:machine={victim},step=1,at={point}"],
+    )
+    made.standby("s0")
+    made.standby("s1")
+    made.switch("start")
+    strike(made, "m1")
+    machines = made.prepare("failure", {"m1": "s0"})
+    if end_switch(made, machines, "failure", victim):
+        made.switch("failure", {victim: "s1"})
+    elif victim == "s0":
+        made.switch("failure", {"m1": "s1"})
+    else:
+        made.switch("failure", {"m1": "s0", "m3": "s1"})
+    check(made, "collective", point)
+
+
+@pytest.mark.parametrize(
+    ("point", "victim"),
+    [(point, victim) for point in SWITCH_POINTS for victim in ("s0", "m0", "m1")]
+    + [("prepare", "m2"), ("prepared", "m2")],
+)
+def test_a_machine_dies_during_a_move(cluster: MakeCluster, point: str, victim: str) -> None:
+    """The joiner, one that stays, or the one that was to leave anyway."""
+    made = cluster(steps=STEPS, faults=[f"kill:machine={victim},step=1,at={point}"])
+    made.standby("s0")
+    made.standby("s1")
+    hold = threading.Event()
+    holder = made.ranks[0 if victim == "m1" else 1]
+    reached = at(holder, 3, "before", lambda: hold.wait(LIMIT) and None)
+    made.switch("start")
+    assert reached.wait(LIMIT)
+    machines = made.prepare("move", {"m2": "s0"})
+    if point in ("prepare", "prepared"):
+        wait_until(lambda: made.on(victim)[0].dead, f"{victim} dies")
+    else:
+        made.prepared()
+    hold.set()
+    if victim == "m2":
+        assert end_switch(made, machines, "move", victim)
+    elif end_switch(made, machines, "move", victim):
+        made.switch("failure", {victim: "s1"})
+    elif victim == "s0":
+        made.switch("move", {"m2": "s1"})
+    else:
+        made.switch("failure", {victim: "s1"})
+    check(made, point)

@@ -42,6 +42,7 @@ class Points:
 
     Attributes:
         carry_out: does what a fault says; called on the thread that passes the point.
+        last: the point that was passed last, where there are faults.
         committed: number of steps committed; None while this process has no place yet.
     """
 
@@ -49,6 +50,7 @@ class Points:
         self._faults = [fault for fault in faults if fault.kind != "slow" and fault.slot == slot]
         self._step = NO_STEP
         self._passed: dict[str, int] = {}
+        self.last = ""
         self.carry_out: Callable[[FaultSpec], None] = lambda fault: log.error("nobody carries out %s", fault)
         self.committed: Callable[[], int | None] = lambda: None
 
@@ -69,6 +71,7 @@ class Points:
         """This rank is at a point."""
         if not self._faults:
             return
+        self.last = point
         self._passed[point] = count = self._passed.get(point, 0) + 1
         for fault in list(self._faults):
             if self._is_due(fault, point, count):
