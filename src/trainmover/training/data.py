@@ -82,7 +82,7 @@ class DataStream:
         self._batches = iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which pass, and where in it; before the first batch the pass is begun, for its order to be known."""
+        """Which pass, and where in it; before the first batch a pass is begun, for its order to be known."""
         if self._batches is None:
             self._open()
         return {"epoch": self.epoch, "loader": self.loader.state_dict()}
