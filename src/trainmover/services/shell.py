@@ -118,7 +118,8 @@ class Shell:
         self._number = 0
         self._quiet: dict[str, float] = {}
         self._quiet_timer: asyncio.TimerHandle | None = None
-        self._due: dict[str, tuple[float, str]] = {}
+        self._due: dict[str, tuple[float, str, float]] = {}
+        """By name: when, because of which input, and how many seconds that was away when it was asked for."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._probes: dict[str, tuple[Probe, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -248,7 +249,7 @@ class Shell:
             return []
         said = envelopes_of(self.core.name, envelope, now, outputs)
         for number, output in enumerate(outputs):
-            self._command(envelope, number, output)
+            self._command(envelope, now, number, output)
         for item in said:
             self._observe(item)
             if self._live:
@@ -259,10 +260,10 @@ class Shell:
         for driver in self._drivers:
             driver.observe(envelope)
 
-    def _command(self, cause: Envelope, number: int, output: Output) -> None:
+    def _command(self, cause: Envelope, now: float, number: int, output: Output) -> None:
         match output:
             case SetTimer(name=name, due=due):
-                self._due[name] = (due, cause.id)
+                self._due[name] = (due, cause.id, due - now)
                 self._arm(name)
             case CancelTimer(name=name):
                 self._due.pop(name, None)
@@ -279,8 +280,9 @@ class Shell:
     def _arm(self, name: str) -> None:
         self._disarm(name)
         if self._live:
-            due, cause = self._due[name]
-            delay = max(0.0, due - self._clock())
+            due, cause, seconds = self._due[name]
+            # Never longer than it was asked for, whatever has become of the clock since.
+            delay = max(0.0, min(due - self._clock(), seconds))
             loop = asyncio.get_running_loop()
             self._timers[name] = loop.call_later(delay, self._fire, name, due, cause)
 
