@@ -19,10 +19,14 @@ What the real bus does (see ``events.publisher`` and ``events.nats_feed``), and 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from typing import Protocol
 
 from trainmover.errors import BusError
+from trainmover.events import catalogue as say
 from trainmover.events.bus import Bus, Handler, ProbeAnswer
 from trainmover.events.catalogue import Heartbeat
 from trainmover.events.codec import encode_message
@@ -53,10 +57,8 @@ INTEREST_SECONDS = 3.0
 class Listener(Protocol):
     """Somebody who hears journalled events: a feed, or a machine."""
 
-    process: Process
-
     def wants(self, envelope: Envelope) -> bool:
-        """Whether it would hear this."""
+        """Whether it would hear this; of a machine the exchange knows that (see :class:`Crowd`)."""
         ...
 
     def arrive(self, envelope: Envelope) -> None:
@@ -145,6 +147,76 @@ class Outlet:
         return tuple(self._waiting)
 
 
+ABOUT_ONE = (say.MachineJoined, say.MachineLaunch, say.StandbyWarm)
+"""Events that only the machine that they name does anything about; ``standby.assigned`` names a joiner."""
+
+ABOUT_ALL = (
+    say.JobSubmitted,
+    say.JobCompleted,
+    say.JobFailed,
+    say.MachineFailed,
+    say.RolesFound,
+    say.SwitchPrepare,
+    say.SwitchAborted,
+    say.SwitchCommitted,
+)
+"""Events that every machine looks at."""
+
+
+class Crowd:
+    """The machines: many, and each is told only of what it would do something about.
+
+    A walk over all machines for every event would cost the square of their number.
+    """
+
+    def __init__(self) -> None:
+        self._here: dict[str, list[Listener]] = {}
+        self._about_all: list[tuple[int, Envelope]] = []
+        self._about_one: dict[str, list[tuple[int, Envelope]]] = {}
+
+    def enter(self, name: str, listener: Listener) -> None:
+        """A machine listens from now on."""
+        self._here.setdefault(name, []).append(listener)
+
+    def leave(self, name: str, listener: Listener) -> None:
+        """A machine is gone."""
+        if listener in self._here.get(name, []):
+            self._here[name].remove(listener)
+
+    def everybody(self) -> list[Listener]:
+        """All machines that listen."""
+        return [listener for listeners in self._here.values() for listener in listeners]
+
+    def hearers(self, event: say.Event) -> list[Listener]:
+        """Machines that look at an event."""
+        name = _named(event)
+        if name is not None:
+            return list(self._here.get(name, ()))
+        return self.everybody() if isinstance(event, ABOUT_ALL) else []
+
+    def stored(self, place: int, envelope: Envelope) -> None:
+        """An envelope is in the log at this place."""
+        name = _named(envelope.event)
+        if name is not None:
+            self._about_one.setdefault(name, []).append((place, envelope))
+        elif isinstance(envelope.event, ABOUT_ALL):
+            self._about_all.append((place, envelope))
+
+    def since(self, name: str, place: int) -> list[tuple[int, Envelope]]:
+        """What a machine of this name would look at in the log, from a place on."""
+        found: list[tuple[int, Envelope]] = []
+        for envelopes in (self._about_all, self._about_one.get(name, [])):
+            found += envelopes[bisect_left(envelopes, place, key=itemgetter(0)) :]
+        return sorted(found, key=itemgetter(0))
+
+
+def _named(event: say.Event) -> str | None:
+    """The one machine that an event is for."""
+    if isinstance(event, ABOUT_ONE):
+        return event.machine
+    return event.joiner if isinstance(event, say.StandbyAssigned) else None
+
+
 class Exchange:
     """The server of one job, its log, and who is connected.
 
@@ -165,6 +237,7 @@ class Exchange:
         self.machines: dict[str, Probed] = {}
         self.outlets: list[Outlet] = []
         self.listeners: list[Listener] = []
+        self.crowd = Crowd()
         self.slow = 1.0
         self._chance = setup.random("bus")
         self._setup = setup
@@ -188,9 +261,8 @@ class Exchange:
             self._sizes.add(envelope.type)
             encode_message(envelope)
         setup, chance = self._setup, self._chance
-        for listener in self.listeners:
-            if not listener.wants(envelope):
-                continue
+        wanting = [listener for listener in self.listeners if listener.wants(envelope)]
+        for listener in (*wanting, *self.crowd.hearers(envelope.event)):
             if setup.loss and chance.random() < setup.loss:
                 self.loop.later(chance.uniform(1.0, SWEEP_SECONDS), listener.fill)
                 continue
@@ -209,6 +281,7 @@ class Exchange:
     def _store(self, envelope: Envelope) -> None:
         if envelope.id not in self._ids:
             self._ids.add(envelope.id)
+            self.crowd.stored(len(self.log), envelope)
             self.log.append(envelope)
 
     def has(self, name: str) -> bool:
@@ -219,7 +292,10 @@ class Exchange:
         """Samples that arrive together."""
         for bus, handler in self._samplers:
             if bus.reachable:
-                self.loop.call_soon(_hand, handler, envelopes, context=self.loop.within(bus.process))
+                copies = envelopes
+                if bus.process.frozen:  # it reads them later, when they say other things
+                    copies = [replace(item, event=item.event.model_copy()) for item in envelopes]
+                self.loop.call_soon(_hand, handler, copies, context=self.loop.within(bus.process))
 
     # -- who listens -------------------------------------------------------------------------------
 
@@ -239,7 +315,7 @@ class Exchange:
     def _sweep(self) -> None:
         self.loop.later(SWEEP_SECONDS, self._sweep)
         if not self.out:
-            for listener in tuple(self.listeners):
+            for listener in (*self.listeners, *self.crowd.everybody()):
                 listener.fill()
 
     # -- what goes wrong ---------------------------------------------------------------------------
@@ -253,7 +329,7 @@ class Exchange:
         self.out, self.since = False, self.loop.now
         for outlet in tuple(self.outlets):
             self.loop.later(self._chance.random() * 0.2, outlet.back)
-        for listener in tuple(self.listeners):
+        for listener in (*self.listeners, *self.crowd.everybody()):
             self.loop.later(0.2 + self._chance.random() * 0.3, listener.fill)
 
     def ask(self, machine: str) -> ProbeAnswer:

@@ -7,6 +7,7 @@ they were asked for, an operator).  What never lives here: faults, invariants, t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainmover.events import catalogue as say
@@ -136,13 +137,11 @@ class Cluster:
             beat = machine.beat()
             if machine.outlet.cut or chance.random() < 0.01:
                 continue
-            envelope = Envelope(
-                id=f"{machine.name}-b{beat.sequence}", source=machine.name, time=BEGIN, job=JOB, event=beat
-            )
             if chance.random() < 0.01:
-                self.loop.later(chance.random() * 0.5, self.exchange.sample, [envelope])
+                late = replace(beat, event=beat.event.model_copy())
+                self.later(chance.random() * 0.5, self.exchange.sample, [late])
             else:
-                beats.append(envelope)
+                beats.append(beat)
         self.exchange.sample(beats)
 
     def _said(self, envelope: Envelope) -> None:

@@ -26,24 +26,6 @@ from trainmover.simulator.setup import BEGIN
 if TYPE_CHECKING:
     from trainmover.simulator.training import Training
 
-ABOUT_ONE = (
-    say.MachineJoined,
-    say.MachineLaunch,
-    say.StandbyWarm,
-)
-"""Events that an agent obeys only when they name its own life."""
-
-ABOUT_ALL = (
-    say.JobSubmitted,
-    say.JobCompleted,
-    say.JobFailed,
-    say.MachineFailed,
-    say.RolesFound,
-    say.SwitchPrepare,
-    say.SwitchAborted,
-    say.SwitchCommitted,
-)
-
 
 class SimulatedMachine:
     """One life of one machine; see the module.
@@ -80,6 +62,16 @@ class SimulatedMachine:
         self._backlog: deque[Envelope] = deque()
         self._busy = False
         self._gone_at: float | None = None
+        beat = say.Heartbeat(
+            machine=name,
+            incarnation=incarnation,
+            sequence=0,
+            ranks=(),
+            step=0,
+            cpu_percent=0.0,
+            rss_bytes=0,
+        )
+        self._beat = Envelope(id=f"{name}-{incarnation}-beat", source=name, time=BEGIN, job=JOB, event=beat)
         self._context = exchange.loop.within(self.process)
 
     def __str__(self) -> str:
@@ -98,7 +90,7 @@ class SimulatedMachine:
     def join(self) -> None:
         """Its program starts: it reads the log, joins, and hears from then on."""
         self._exchange.machines[self.name] = self
-        self._exchange.listeners.append(self)
+        self._exchange.crowd.enter(self.name, self)
         self.fill()
         self.tell(
             say.MachineJoined(
@@ -111,15 +103,15 @@ class SimulatedMachine:
     def wants(self, envelope: Envelope) -> bool:
         """What the agent would do nothing about is not brought here."""
         event = envelope.event
-        if isinstance(event, ABOUT_ONE):
-            return self._is_me(event)
         if isinstance(event, say.StandbyAssigned):
             return (event.joiner, event.joiner_incarnation) == self.life
-        return isinstance(event, ABOUT_ALL)
+        return isinstance(event, say.MachineFailed) or not hasattr(event, "incarnation") or self._is_me(event)
 
     def arrive(self, envelope: Envelope) -> None:
         """A live delivery."""
         if self.outlet.cut or self._exchange.out or not self.alive or envelope.id in self._seen:
+            return
+        if not self.wants(envelope):
             return
         self._seen.add(envelope.id)
         if self.process.frozen or self._busy:
@@ -131,12 +123,9 @@ class SimulatedMachine:
         """Read from the log what was missed."""
         if self.outlet.cut or self._exchange.out:
             return
-        log = self._exchange.log
-        while self._cursor < len(log):
-            envelope = log[self._cursor]
-            self._cursor += 1
-            if self.wants(envelope):
-                self.arrive(envelope)
+        for place, envelope in self._exchange.crowd.since(self.name, self._cursor):
+            self._cursor = place + 1
+            self.arrive(envelope)
 
     def go_on(self) -> None:
         """What waited is read."""
@@ -314,7 +303,7 @@ class SimulatedMachine:
         self.outlet.alive = False
         if self.outlet in self._exchange.outlets:
             self._exchange.outlets.remove(self.outlet)
-        self._exchange.forget(self)
+        self._exchange.crowd.leave(self.name, self)
         self._gone_at = self._exchange.loop.now
         ranks, self.ranks.all = self.ranks.all, []
         for rank in ranks:
@@ -394,22 +383,20 @@ class SimulatedMachine:
             )
         )
 
-    def beat(self) -> say.Heartbeat:
-        """Its next heartbeat."""
+    def beat(self) -> Envelope:
+        """Its next heartbeat.  Many are sent, so it is always the same object, and good until the next."""
+        self.sequence += 1
+        fields = self._beat.event.__dict__
+        fields["sequence"], fields["ranks"] = self.sequence, self._states()
+        return self._beat
+
+    def _states(self) -> tuple[str, ...]:
         states: dict[int, str] = {}
         for rank in self.ranks.all:
             state = "exited" if rank.over else "stopped" if rank.stopped else "running"
-            states[rank.slot] = max(states.get(rank.slot, "running"), state, key=WORSE.index)
-        self.sequence += 1
-        return say.Heartbeat.model_construct(
-            machine=self.name,
-            incarnation=self.incarnation,
-            sequence=self.sequence,
-            ranks=tuple(states[slot] for slot in sorted(states)),
-            step=0,
-            cpu_percent=0.0,
-            rss_bytes=0,
-        )
+            if state != "running" or rank.slot not in states:
+                states[rank.slot] = max(states.get(rank.slot, "running"), state, key=WORSE.index)
+        return tuple(states[slot] for slot in sorted(states))
 
     def later(self, delay: float, act: Callable[..., object], *arguments: Any) -> None:
         """Do something as this machine's program: not while it is frozen, and not once it is gone."""

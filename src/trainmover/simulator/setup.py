@@ -12,6 +12,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+LARGE = 256
+"""Seats from which on a drawn run is kept short."""
+
 BEGIN = 1_800_000_000.0
 """Unix seconds at which every run begins."""
 
@@ -95,6 +98,9 @@ def draw(
         seconds = hours * 3600.0
         faults = max(1, round(seconds / 20.0))
     step = chance.choice([0.1, 0.3, 0.3, 1.0])
+    if size >= LARGE and hours is None:
+        seconds, step = 15.0, 1.0
+    steps = round(seconds / step * chance.uniform(0.3, 1.0))
     return Setup(
         seed=seed,
         machines=size,
@@ -107,9 +113,9 @@ def draw(
         start_seconds=chance.choice([0.2, 0.5, 2.0]),
         warm_seconds=chance.choice([0.3, 1.0, 4.0]),
         memory=chance.choice(["resident", "resident", "sequential"]),
-        on_exhausted=chance.choice(["hold", "hold", "hold", "hold", "fail"]),
+        on_exhausted=chance.choice(["hold", "hold", "hold", "hold", "fail"]) if hours is None else "hold",
         supply=chance.choice([1.0, 1.0, 0.8]),
-        total_steps=chance.choice([0, 0, 0, round(seconds / step * chance.uniform(0.3, 1.0))]),
+        total_steps=chance.choice([0, 0, 0, steps]) if hours is None else 0,
         latency=chance.choice([0.002, 0.002, 0.01, 0.1]),
         loss=chance.choice([0.0, 0.0, 0.01, 0.05]),
     )
