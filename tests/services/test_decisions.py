@@ -235,9 +235,10 @@ def test_a_launch_waits_a_moment_for_the_standbys(kit: Kit) -> None:
     bench.hear(kit.submitted(), kit.joined("m3"), kit.joined("m2"), kit.joined("m1"))
     bench.hear(kit.failed("m1"))
     assert "gather" not in bench.timers, "too few again"
+    assert [event.type for event in bench.said] == ["job.held"], "and whoever waits for it knows"
     bench.hear(kit.joined("m0"))
     bench.fire("gather")
-    assert [event.machine for event in bench.said] == ["m0", "m2", "m3"]
+    assert [event.machine for event in bench.said[1:]] == ["m0", "m2", "m3"]
 
 
 def test_machines_with_too_few_slots_are_no_use(kit: Kit) -> None:

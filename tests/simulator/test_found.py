@@ -10,6 +10,7 @@ from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Decider, Output, Say, SetTimer, noted
 from trainmover.services.health import HealthCore
+from trainmover.services.planner import PlannerCore
 from trainmover.services.roster import Roster
 from trainmover.services.shell import Shell
 from trainmover.services.standby import StandbyCore
@@ -137,6 +138,16 @@ def test_a_machine_that_is_lost_before_the_launch_is_asked_for_again() -> None:
     assert not told(core, submitted(3, 0), *map(joined, ("m0", "m1", "m2")))
     assert [event.type for event in told(core, failed("m1"))] == ["standby.replenish"]
     assert not told(core, joined("m3"))
+
+
+def test_a_job_that_cannot_begin_says_so() -> None:
+    """When machines are lost before the launch and too few are left, the job is held, and says so once."""
+    core = PlannerCore()
+    assert not told(core, submitted(3, 0), *map(joined, ("m0", "m1")))
+    (held,) = told(core, failed("m1"), failed("m0"))
+    assert isinstance(held, say.JobHeld)
+    assert "m1 was lost before the first launch" in held.reason
+    assert "trainmover machine" in held.reason
 
 
 class Listing(Decider):

@@ -89,7 +89,7 @@ class PlannerCore(Decider):
         self._repair: tuple[int, str] | None = None
         self._fleet = Fleet(self.roster)
         self._base: Layout | None = None
-        self._held = 0
+        self._held = -1
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -232,9 +232,11 @@ class PlannerCore(Decider):
     def _hold(self) -> bool:
         """Say once per generation that a fresh start waits for machines."""
         roster = self.roster
-        if self.phase in (Phase.IDLE, Phase.GATHERING) or self._held == roster.generation:
+        if self._held == roster.generation:
             return False
-        if not nothing_to_keep(roster):
+        if self.phase is Phase.IDLE:
+            return self._hold_unlaunched()
+        if self.phase is Phase.GATHERING or not nothing_to_keep(roster):
             return False
         self._held = roster.generation
         _, lost = roster.lost()[0]
@@ -247,6 +249,21 @@ class PlannerCore(Decider):
             self.say(JobFailed(reason=f"{reason}; start the job with more standbys"), incident)
         else:
             self.say(JobHeld(incident=incident, reason=f"{reason}; `trainmover machine` adds one"), incident)
+        return True
+
+    def _hold_unlaunched(self) -> bool:
+        """Machines were lost before the first launch: who waits for it should know."""
+        roster = self.roster
+        if not roster.gone or roster.idle_count >= roster.size:
+            return False
+        self._held = roster.generation
+        machine, life = min(roster.gone)
+        reason = (
+            f"{machine} was lost before the first launch, and {roster.idle_count} machines are too few for "
+            f"{roster.size}: more are needed; `trainmover machine` adds one"
+        )
+        incident = incident_id(machine, life)
+        self.say(JobHeld(incident=incident, reason=reason), incident)
         return True
 
     # -- layouts -----------------------------------------------------------------------------------
