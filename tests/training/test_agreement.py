@@ -136,6 +136,18 @@ def summed(*ranks: dict[str, float | None]) -> list[float]:
     return [sum(values) for values in zip(*(agreement.columns(metrics) for metrics in ranks), strict=True)]
 
 
+def test_a_newcomer_whose_state_is_old_receives_it_anew() -> None:
+    """It had joined in an epoch that was given up: only a rank that state is ready for may be behind."""
+    reports = [Report(True, 5, -1), Report(True, 5, -1), Report(True, 2, -1)]
+    with pytest.raises(JobError, match="rank 2 has committed 2 steps and cannot reach the 5"):
+        resolve(reports, start=False)
+    found = resolve(reports, start=False, newcomers=[2])
+    assert found == Resolution(5, (0, 1), (2,), (0, 1))
+    assert not found.rolls_forward(reports[2])
+    abreast = resolve([Report(True, 5, -1), Report(True, 4, 5)], start=False, newcomers=[1])
+    assert abreast.joiners == (), "one that can reach the others needs nothing"
+
+
 def test_a_mean_is_over_those_who_have_a_value() -> None:
     """In a pipeline only the last stage has a loss; a name that nobody has a value for is left out."""
     sums = summed(

@@ -149,3 +149,38 @@ def test_a_machine_dies_during_a_move(cluster: MakeCluster, point: str, victim: 
     else:
         made.switch("failure", {victim: "s1"})
     check(made, point)
+
+
+def test_a_joiner_of_a_switch_that_was_given_up_joins_later(cluster: MakeCluster) -> None:
+    """It had the state when one that stays died; training went on without it, and what it has is old."""
+    made = cluster(steps=STEPS)
+    (joiner,) = made.standby("s0")
+    made.standby("s1")
+    stayer = made.ranks[0]
+
+    def die() -> None:
+        wait_until(lambda: has_adopted(joiner, 2), "s0 has joined")
+        stayer.kill()
+
+    dead = at(stayer, 2, "before", die)
+    hold, more = threading.Event(), threading.Event()
+    reached = at(made.ranks[1], 1, "before", lambda: hold.wait(LIMIT) and None)
+    made.switch("start")
+    assert reached.wait(LIMIT)
+    machines = made.prepare("move", {"m2": "s0"})
+    made.prepared()
+    hold.set()
+    assert dead.wait(LIMIT)
+    wait_until(lambda: stayer.dead, "m0 dies")
+    assert machines == ["m0", "m1", "s0"]
+    made.abort()
+    made.failed("m0")
+    reached = at(made.ranks[1], 4, "before", lambda: more.wait(LIMIT) and None)
+    made.switch("failure", {"m0": "s1"})
+    assert reached.wait(LIMIT)
+    machines = made.prepare("move", {"m2": "s0"})
+    made.prepared()
+    more.set()
+    made.adopted(machines, "move")
+    check(made, "")
+    assert [rank.machine for rank in made.ranks] == ["s1", "m1", "s0"]

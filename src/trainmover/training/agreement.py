@@ -8,7 +8,7 @@ committed the step, everybody does; if nobody did, everybody redoes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainmover.errors import JobError
@@ -87,6 +87,10 @@ class Report:
         """It can go on from what it has; in the first vote of a job that is before its first commit."""
         return self.history or self.pending > 0
 
+    def reaches(self, committed: int) -> bool:
+        """It is there, or gets there by the step that it has voted for."""
+        return committed in (self.committed, self.pending)
+
     def numbers(self) -> list[float]:
         """As numbers for the meeting's all-gather."""
         return [1.0 if self.history else 0.0, float(self.committed), float(self.pending)]
@@ -118,15 +122,17 @@ class Resolution:
 
     def rolls_forward(self, report: Report) -> bool:
         """Whether the rank that gave this report must apply the step that it voted for."""
-        return report.member and report.committed < self.committed
+        return report.member and report.reaches(self.committed) and report.committed < self.committed
 
 
-def resolve(reports: Sequence[Report], *, start: bool) -> Resolution:
+def resolve(reports: Sequence[Report], *, start: bool, newcomers: Collection[int] = ()) -> Resolution:
     """Settle where training stands.
 
     Args:
         reports: one per rank, by rank.
         start: the epoch starts a job from nothing, where nobody has history.
+        newcomers: ranks for which state is ready to be sent.  One of them may have history: it had joined
+            in an epoch that was given up, and training went on without it.
 
     Raises:
         JobError: no rank has history (and this is no start), or a rank cannot reach the others.
@@ -135,14 +141,15 @@ def resolve(reports: Sequence[Report], *, start: bool) -> Resolution:
         if late := tuple(rank for rank, report in enumerate(reports) if report.history):
             raise JobError(f"ranks {late} bring committed steps to a start from nothing")
         return Resolution(0, (), (), tuple(range(len(reports))))
-    members = tuple(rank for rank, report in enumerate(reports) if report.member)
-    joiners = tuple(rank for rank, report in enumerate(reports) if not report.member)
     if not any(report.history for report in reports):
         raise JobError("no rank of the new epoch has any committed state; nothing can be continued")
-    committed = max(reports[rank].committed for rank in members)
+    committed = max(report.committed for report in reports if report.member)
+    stale = {rank for rank in newcomers if not reports[rank].reaches(committed)}
+    members = tuple(rank for rank, report in enumerate(reports) if report.member and rank not in stale)
+    joiners = tuple(rank for rank in range(len(reports)) if rank not in members)
     for rank in members:
         report = reports[rank]
-        if report.committed != committed and report.pending != committed:
+        if not report.reaches(committed):
             raise JobError(
                 f"rank {rank} has committed {report.committed} steps and cannot reach the {committed} of the "
                 "others: its gradients of the step between are not whole"

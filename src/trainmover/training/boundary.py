@@ -189,7 +189,8 @@ class Boundary:
                 order = None
                 continue
             reports = [Report.read(row) for row in rows[:, :REPORT_SIZE].tolist()]
-            resolution = agreement.resolve(reports, start=order.event.kind == "start")
+            start, newcomers = order.event.kind == "start", order.newcomers()
+            resolution = agreement.resolve(reports, start=start, newcomers=newcomers)
             self._resolution = resolution
             self._meeting_seconds = time.monotonic() - started
             told = rows[resolution.ahead[0], REPORT_SIZE : REPORT_SIZE + 2 * len(names)].tolist()

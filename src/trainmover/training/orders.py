@@ -41,6 +41,10 @@ class Order:
         """The epoch that is ordered."""
         return self.event.epoch
 
+    def newcomers(self) -> list[int]:
+        """The joiners' ranks."""
+        return [rank for machine in self.event.joiners for rank in self.layout.ranks_of(machine)]
+
     def told(self, rank: int) -> JoinerRank | None:
         """What the order says of a joiner's rank."""
         return next((item for item in self.event.joiner_ranks if item.rank == rank), None)
