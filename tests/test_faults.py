@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainmover.errors import ConfigError
@@ -84,3 +86,10 @@ def test_joined_specs_are_split_and_sorted_for_a_machine() -> None:
         "stop:machine=m1,step=3",
         "kill:machine=m1,step=9",
     ]
+
+
+def test_the_documentation_has_every_point() -> None:
+    """docs/faults.md has the table's sentences."""
+    text = (Path(__file__).parents[1] / "docs/faults.md").read_text(encoding="utf-8")
+    for point, sentence in POINTS.items():
+        assert f"| `{point}` | {sentence} |" in text
