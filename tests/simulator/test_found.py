@@ -14,8 +14,9 @@ from trainmover.services.planner import PlannerCore
 from trainmover.services.roster import Roster
 from trainmover.services.shell import Shell
 from trainmover.services.standby import StandbyCore
-from trainmover.simulator.bus import JOB, Exchange, SimulatedBus
+from trainmover.simulator.bus import JOB, Exchange
 from trainmover.simulator.clock import Process, VirtualLoop
+from trainmover.simulator.port import SimulatedBus
 from trainmover.simulator.setup import BEGIN, draw
 
 numbers = itertools.count()

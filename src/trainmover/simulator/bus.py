@@ -1,8 +1,8 @@
 """A simulated bus: the promises of ``events.bus`` in virtual time, and what may go wrong with them.
 
 What lives here: :class:`Exchange`, the server and its log, :class:`Outlet`, one program's way to say
-things, and :class:`SimulatedBus`, the port that a shell is given.  What never lives here: when
-something goes wrong (``faults``).
+things, and :class:`Crowd`, the machines that listen.  What never lives here: the port that a shell is
+given (``port``), when something goes wrong (``faults``).
 
 What the real bus does (see ``events.publisher`` and ``events.nats_feed``), and so does this one:
 
@@ -18,21 +18,16 @@ What the real bus does (see ``events.publisher`` and ``events.nats_feed``), and 
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Protocol
 
-from trainmover.errors import BusError
 from trainmover.events import catalogue as say
-from trainmover.events.bus import Bus, Handler, ProbeAnswer
-from trainmover.events.catalogue import Heartbeat
+from trainmover.events.bus import Handler, ProbeAnswer
 from trainmover.events.codec import encode_message
 from trainmover.events.envelope import Envelope
-from trainmover.events.feed import FeedQueue
-from trainmover.events.filters import check_filters, check_types, wanted
 from trainmover.simulator.clock import Process, VirtualLoop
 from trainmover.simulator.setup import Setup
 
@@ -242,7 +237,7 @@ class Exchange:
         self._chance = setup.random("bus")
         self._setup = setup
         self._ids: set[str] = set()
-        self._samplers: list[tuple[SimulatedBus, Handler]] = []
+        self._samplers: list[tuple[Outlet, Handler]] = []
         self._last: dict[tuple[int, int], float] = {}
         self._sizes: set[str] = set()
         loop.later(SWEEP_SECONDS, self._sweep)
@@ -290,12 +285,12 @@ class Exchange:
 
     def sample(self, envelopes: Sequence[Envelope]) -> None:
         """Samples that arrive together."""
-        for bus, handler in self._samplers:
-            if bus.reachable:
+        for outlet, handler in self._samplers:
+            if outlet.alive and not self.out:
                 copies = envelopes
-                if bus.process.frozen:  # it reads them later, when they say other things
+                if outlet.process.frozen:  # it reads them later, when they say other things
                     copies = [replace(item, event=item.event.model_copy()) for item in envelopes]
-                self.loop.call_soon(_hand, handler, copies, context=self.loop.within(bus.process))
+                self.loop.call_soon(_hand, handler, copies, context=self.loop.within(outlet.process))
 
     # -- who listens -------------------------------------------------------------------------------
 
@@ -304,13 +299,13 @@ class Exchange:
         if listener in self.listeners:
             self.listeners.remove(listener)
 
-    def add_sampler(self, bus: SimulatedBus, handler: Handler) -> None:
-        """A handler of heartbeats."""
-        self._samplers.append((bus, handler))
+    def add_sampler(self, outlet: Outlet, handler: Handler) -> None:
+        """A handler of heartbeats, of the program that has this outlet."""
+        self._samplers.append((outlet, handler))
 
-    def drop_samplers(self, bus: SimulatedBus) -> None:
+    def drop_samplers(self, outlet: Outlet) -> None:
         """Their program is gone."""
-        self._samplers = [(other, handler) for other, handler in self._samplers if other is not bus]
+        self._samplers = [(other, handler) for other, handler in self._samplers if other is not outlet]
 
     def _sweep(self) -> None:
         self.loop.later(SWEEP_SECONDS, self._sweep)
@@ -343,141 +338,3 @@ class Exchange:
 def _hand(handler: Handler, envelopes: Sequence[Envelope]) -> None:
     for envelope in envelopes:
         handler(envelope)
-
-
-class SimulatedFeed(FeedQueue):
-    """A feed of a :class:`SimulatedBus`."""
-
-    def __init__(
-        self, exchange: Exchange, process: Process, filters: tuple[str, ...] | None, *, history: bool
-    ) -> None:
-        super().__init__(history=history)
-        self.process = process
-        self._exchange = exchange
-        self._filters = filters
-        self._cursor = 0 if history else len(exchange.log)
-        self._wanted: dict[str, bool] = {}
-        self.fill()
-        self.history_done()
-
-    def wants(self, envelope: Envelope) -> bool:
-        """See :class:`Listener`."""
-        name = envelope.type
-        found = self._wanted.get(name)
-        if found is None:
-            found = self._wanted[name] = wanted(self._filters, name)
-        return found
-
-    def arrive(self, envelope: Envelope) -> None:
-        """See :class:`Listener`."""
-        if not self._exchange.out:
-            self.offer(envelope)
-
-    def fill(self) -> None:
-        """See :class:`Listener`."""
-        log = self._exchange.log
-        while not self._exchange.out and self._cursor < len(log):
-            envelope = log[self._cursor]
-            if self.wants(envelope) and not self.offer(envelope):
-                return
-            self._cursor += 1
-
-    async def close(self) -> None:
-        """See :class:`trainmover.events.bus.Feed`."""
-        self._exchange.forget(self)
-        await super().close()
-
-
-class SimulatedBus(Bus):
-    """The bus as one service's shell sees it.
-
-    Attributes:
-        lives: publishes that are left before its program dies; None: it does not.
-    """
-
-    def __init__(self, exchange: Exchange, process: Process) -> None:
-        self.process = process
-        self.lives: int | None = None
-        self.outlet = exchange.outlet(process)
-        self._exchange = exchange
-        self._feeds: list[SimulatedFeed] = []
-
-    @property
-    def job(self) -> str:
-        """See :class:`trainmover.events.bus.Bus`."""
-        return JOB
-
-    @property
-    def reachable(self) -> bool:
-        """Samples get here."""
-        return self.outlet.alive and not self._exchange.out
-
-    @property
-    def connected_for(self) -> float:
-        """See :class:`trainmover.events.bus.Bus`."""
-        if not self.reachable:
-            return 0.0
-        return max(self._exchange.loop.now - self._exchange.since, 1e-9)
-
-    async def publish(self, envelope: Envelope) -> None:
-        """See :class:`trainmover.events.bus.Bus`."""
-        if self.lives is not None:
-            self.lives -= 1
-            if self.lives <= 0:
-                self.die()
-        self._check()
-        self.outlet.publish(envelope)
-
-    async def flush(self, limit: float) -> None:
-        """See :class:`trainmover.events.bus.Bus`; nobody simulated waits for the log."""
-        self._check()
-
-    async def feed(self, areas: Sequence[str] | None = None, *, history: bool) -> SimulatedFeed:
-        """See :class:`trainmover.events.bus.Bus`."""
-        self._check()
-        if self._exchange.out or (history and self._exchange.stalled):
-            raise BusError("the bus is away")
-        feed = SimulatedFeed(self._exchange, self.process, check_filters(areas), history=history)
-        self._exchange.listeners.append(feed)
-        self._feeds.append(feed)
-        return feed
-
-    async def listen(self, types: Iterable[str], handler: Handler) -> None:
-        """See :class:`trainmover.events.bus.Bus`; heartbeats are the only samples here."""
-        if check_types(types) != (Heartbeat.type,):
-            raise ValueError(f"only {Heartbeat.type} is simulated")
-        self._exchange.add_sampler(self, handler)
-
-    async def probe(self, machine: str, limit: float) -> ProbeAnswer:
-        """See :class:`trainmover.events.bus.Bus`."""
-        self._check()
-        if self._exchange.out:
-            raise BusError(f"the bus was away while {machine} was probed")
-        answer = self._exchange.ask(machine)
-        await asyncio.sleep(limit if answer == "silent" else 0.001)
-        if self._exchange.out:
-            raise BusError(f"the bus was away while {machine} was probed")
-        return answer
-
-    async def answer_probes(self, machine: str) -> None:
-        """See :class:`trainmover.events.bus.Bus`: services are not probed."""
-        raise BusError("services are not probed")
-
-    async def close(self) -> None:
-        """See :class:`trainmover.events.bus.Bus`."""
-        self.die()
-
-    def die(self) -> None:
-        """Nothing more gets out or in."""
-        self.outlet.alive = False
-        self.lives = None
-        if self.outlet in self._exchange.outlets:
-            self._exchange.outlets.remove(self.outlet)
-        self._exchange.drop_samplers(self)
-        for feed in self._feeds:
-            self._exchange.forget(feed)
-            feed.end()
-
-    def _check(self) -> None:
-        if not self.outlet.alive:
-            raise BusError(f"the bus of {self.process.name} is closed")

@@ -103,8 +103,14 @@ class Cluster:
         self._lives += 1
         machine = SimulatedMachine(name, f"life{self._lives}", self.exchange, self.training, self.setup.slots)
         self.machines[name] = machine
+        machine.on_unheard = self._join_again
         machine.join()
         return machine
+
+    def _join_again(self, name: str) -> None:
+        """A machine that was only not heard joins as another life, as ``trainmover machine`` does."""
+        if not self.over and not self.machines[name].alive:
+            self.join(name)
 
     def living(self) -> list[SimulatedMachine]:
         """Machines whose program runs or is frozen, by name."""
@@ -134,7 +140,7 @@ class Cluster:
         for machine in self.machines.values():
             if not machine.alive or machine.process.frozen:
                 continue
-            beat = machine.beat()
+            beat = machine.pulse.beat()
             if machine.outlet.cut or chance.random() < 0.01:
                 continue
             if chance.random() < 0.01:

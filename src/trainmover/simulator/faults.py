@@ -263,7 +263,7 @@ class Faults:
         """Recordings of one role fail from now on: its disk is full."""
         names = ["all"] if self._cluster.setup.roles == 1 else ["first", "middle", "last"]
         role = self._chance.choice(names)
-        self._cluster.training.unrecorded.add(role)
+        self._cluster.training.describing.unrecorded.add(role)
         return f"the role {role} can no more be recorded"
 
     def _join(self, why: str, machine: SimulatedMachine | None) -> str:

@@ -20,8 +20,9 @@ from trainmover.services import SERVICES
 from trainmover.services.core import Core, Output
 from trainmover.services.leases import LeaseDriver
 from trainmover.services.shell import Driver, Shell
-from trainmover.simulator.bus import Exchange, SimulatedBus
+from trainmover.simulator.bus import Exchange
 from trainmover.simulator.clock import Process, VirtualLoop
+from trainmover.simulator.port import SimulatedBus
 from trainmover.simulator.setup import BEGIN
 
 

@@ -20,6 +20,7 @@ from trainmover.machine.ranks import Ranks
 from trainmover.machine.relay import Relay
 from trainmover.simulator.bus import INTEREST_SECONDS, JOB, Exchange
 from trainmover.simulator.clock import Process
+from trainmover.simulator.pulse import Pulse
 from trainmover.simulator.ranks import Doing, RankSet, SimulatedRank
 from trainmover.simulator.setup import BEGIN
 
@@ -35,6 +36,7 @@ class SimulatedMachine:
         hanging: it vanished without a word: connections to it do not break, they hang.
         apart: no packet gets from or to other machines.
         ending: why it left, once it did.
+        on_unheard: told of its name when it was declared dead without having lost a rank: it joins again.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class SimulatedMachine:
         self.ending = ""
         self.ranks = RankSet()
         self.relay = Relay(name, cast("Ranks", self.ranks))
-        self.sequence = 0
+        self.lost_a_rank = False
+        self.on_unheard: Callable[[str], None] = lambda _: None
+        self.pulse = Pulse(name, incarnation, self.ranks)
         self.outlet = exchange.outlet(self.process)
         self._exchange = exchange
         self._chance = training.setup.random(f"machine/{name}/{incarnation}")
@@ -62,16 +66,6 @@ class SimulatedMachine:
         self._backlog: deque[Envelope] = deque()
         self._busy = False
         self._gone_at: float | None = None
-        beat = say.Heartbeat(
-            machine=name,
-            incarnation=incarnation,
-            sequence=0,
-            ranks=(),
-            step=0,
-            cpu_percent=0.0,
-            rss_bytes=0,
-        )
-        self._beat = Envelope(id=f"{name}-{incarnation}-beat", source=name, time=BEGIN, job=JOB, event=beat)
         self._context = exchange.loop.within(self.process)
 
     def __str__(self) -> str:
@@ -275,6 +269,7 @@ class SimulatedMachine:
         if rank.over:
             return
         rank.doing = Doing.ENDED
+        self.lost_a_rank = True
         self.training.lost(rank, hanging=False)
         event = say.RankExited(
             machine=self.name,
@@ -365,6 +360,8 @@ class SimulatedMachine:
     def _vanish_quietly(self) -> None:
         if self.alive:
             self._vanish(hanging=False)
+            if self.ending == "fenced" and not self.lost_a_rank:
+                self.on_unheard(self.name)
 
     # -- what it says --------------------------------------------------------------------------------
 
@@ -383,21 +380,6 @@ class SimulatedMachine:
             )
         )
 
-    def beat(self) -> Envelope:
-        """Its next heartbeat.  Many are sent, so it is always the same object, and good until the next."""
-        self.sequence += 1
-        fields = self._beat.event.__dict__
-        fields["sequence"], fields["ranks"] = self.sequence, self._states()
-        return self._beat
-
-    def _states(self) -> tuple[str, ...]:
-        states: dict[int, str] = {}
-        for rank in self.ranks.all:
-            state = "exited" if rank.over else "stopped" if rank.stopped else "running"
-            if state != "running" or rank.slot not in states:
-                states[rank.slot] = max(states.get(rank.slot, "running"), state, key=WORSE.index)
-        return tuple(states[slot] for slot in sorted(states))
-
     def later(self, delay: float, act: Callable[..., object], *arguments: Any) -> None:
         """Do something as this machine's program: not while it is frozen, and not once it is gone."""
         loop = self._exchange.loop
@@ -410,7 +392,3 @@ class SimulatedMachine:
 
     def _is_me(self, event: Any) -> bool:
         return bool((event.machine, event.incarnation) == self.life)
-
-
-WORSE = ("running", "stopped", "exited")
-"""States of a rank process, the worst last."""

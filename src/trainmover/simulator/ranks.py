@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from trainmover.events import catalogue as say
 
 if TYPE_CHECKING:
+    from trainmover.simulator.assembly import Assembly
     from trainmover.simulator.machines import SimulatedMachine
-    from trainmover.simulator.training import Assembly
 
 
 class Doing(StrEnum):

@@ -231,7 +231,7 @@ class _Course:
                 continue
             if "the state of rank" in reason and not self._has_state(gap.seat):
                 return reason
-            if "not recorded" in reason and cluster.training.unrecorded:
+            if "not recorded" in reason and cluster.training.describing.unrecorded:
                 return reason
         return ""
 
@@ -253,7 +253,11 @@ class _Course:
         cluster, training = self._cluster, self._cluster.training
         for other, name in enumerate(cluster.watch.layout):
             machine = cluster.machines.get(name)
-            if other == seat or training.stage_of(other) != training.stage_of(seat) or machine is None:
+            if (
+                other == seat
+                or training.describing.stage_of(other) != training.describing.stage_of(seat)
+                or machine is None
+            ):
                 continue
             seated = machine.life == (name, cluster.watch.members.get(name))
             if seated and cluster.watch.trusted(machine.life):

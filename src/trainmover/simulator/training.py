@@ -19,14 +19,15 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from trainmover.events import catalogue as say
+from trainmover.simulator.assembly import Assembly
 from trainmover.simulator.clock import VirtualLoop
+from trainmover.simulator.describing import WARMUP_STEPS, Describing
 from trainmover.simulator.ranks import Doing, SimulatedRank
 from trainmover.simulator.setup import Setup
 
 if TYPE_CHECKING:
     from trainmover.simulator.machines import SimulatedMachine
 
-WARMUP_STEPS = 2
 ASK_SECONDS = 5.0
 REMIND_SECONDS = 10.0
 LOOK_SECONDS = 0.25
@@ -34,42 +35,6 @@ LOOK_SECONDS = 0.25
 
 WITNESSES = 4
 """Ranks that tell of a lost peer; the others were told by them."""
-
-
-class Assembly:
-    """All ranks of one epoch; see the module.
-
-    Attributes:
-        order: the request that made it.
-        ranks: those that have entered, by place.
-        over: it broke, or went on to another epoch.
-    """
-
-    def __init__(self, order: say.SwitchPrepare) -> None:
-        self.order = order
-        self.ranks: dict[int, SimulatedRank] = {}
-        self.over = False
-        self.running = False
-
-    @property
-    def epoch(self) -> int:
-        """Its epoch."""
-        return self.order.epoch
-
-    @property
-    def size(self) -> int:
-        """Ranks that it has when it is whole."""
-        return len(self.order.machines) * self.order.ranks_per_machine
-
-    @property
-    def whole(self) -> bool:
-        """Everybody has entered."""
-        return len(self.ranks) == self.size
-
-    @property
-    def runs(self) -> bool:
-        """Everybody is there, runs and reaches the others."""
-        return self.whole and all(rank.runs and not rank.machine.apart for rank in self.ranks.values())
 
 
 class Training:
@@ -89,9 +54,9 @@ class Training:
         self.steps = 0
         self.on_enter: Callable[[SimulatedRank, int], None] = lambda _rank, _epoch: None
         self.on_step: Callable[[Assembly], None] = lambda _: None
-        self.unrecorded: set[str] = set()
         self._loop = loop
         self._chance = setup.random("training")
+        self.describing = Describing(setup, self._chance)
         self._pids = itertools.count(100)
         self._assemblies: dict[int, Assembly] = {}
         self._waiting: dict[SimulatedRank, None] = {}
@@ -122,7 +87,7 @@ class Training:
                     self._break(assembly, ())
             case say.RolesFound():
                 rank.roles = event
-                self._decide_recording(rank)
+                self.describing.decide_recording(rank)
             case _:
                 pass
 
@@ -292,7 +257,7 @@ class Training:
             if place == 0:
                 self._say_progress(rank)
             if rank.launched and rank.committed == WARMUP_STEPS and not rank.described:
-                self._describe(rank, assembly)
+                self.describing.describe(rank, assembly)
         votes = {rank.ballot() for rank in assembly.ranks.values()}
         epoch = next(iter(votes))
         if len(votes) == 1 and epoch > assembly.epoch:
@@ -323,6 +288,7 @@ class Training:
 
     def _finish(self, assembly: Assembly) -> None:
         for rank in assembly.ranks.values():
+            stage = self.describing.stage_of(rank.place // assembly.order.ranks_per_machine)
             rank.finished = True
             rank.tell(
                 say.RankFinished(
@@ -330,65 +296,9 @@ class Training:
                     slot=rank.slot,
                     rank=rank.place,
                     step=rank.committed,
-                    digest=f"digest-{self.stage_of(rank.place // assembly.order.ranks_per_machine)}",
+                    digest=f"digest-{stage}",
                 )
             )
-
-    # -- descriptions and recordings -------------------------------------------------------------------
-
-    def stage_of(self, seat: int) -> int:
-        """The pipeline stage of a seat: stages fill seats in blocks."""
-        return seat * self.setup.roles // self.setup.machines
-
-    def _describe(self, rank: SimulatedRank, assembly: Assembly) -> None:
-        rank.described = True
-        machine, setup, slots = rank.machine, self.setup, assembly.order.ranks_per_machine
-        stage = self.stage_of(rank.place // slots)
-        last = setup.roles - 1
-        kind = "first" if stage == 0 else "last" if stage == last else "middle"
-        rank.tell(
-            say.RankDescribed(
-                machine=machine.name,
-                incarnation=machine.incarnation,
-                slot=rank.slot,
-                rank=rank.place,
-                generation=rank.generation,
-                signature=f"{kind}-{rank.slot}",
-                state=f"{stage}-{rank.slot}",
-                stage=(stage, setup.roles) if setup.roles > 1 else None,
-                groups=(say.GroupRow(name="default", first=0, count=assembly.size),),
-            )
-        )
-        self._decide_recording(rank)
-
-    def _decide_recording(self, rank: SimulatedRank) -> None:
-        roles = rank.roles
-        if roles is None or not rank.described or rank.recorded or roles.generation != rank.generation:
-            return
-        rank.recorded = True
-        seat = rank.place // rank.machine.slots
-        role = next((role for role in roles.roles if role.representative == seat), None)
-        if role is not None:
-            rank.machine.later(self._chance.uniform(0.02, 1.0), self._record, rank, role.name)
-
-    def _record(self, rank: SimulatedRank, role: str) -> None:
-        if role in self.unrecorded:
-            rank.tell(
-                say.RecordingFailed(
-                    machine=rank.machine.name, slot=rank.slot, generation=rank.generation, reason="disk full"
-                )
-            )
-            return
-        rank.tell(
-            say.RecordingReady(
-                machine=rank.machine.name,
-                slot=rank.slot,
-                generation=rank.generation,
-                path=f"/r/g{rank.generation}/{role}/slot-{rank.slot}",
-                steps=WARMUP_STEPS,
-                bytes=1,
-            )
-        )
 
     # -- losses ----------------------------------------------------------------------------------------
 

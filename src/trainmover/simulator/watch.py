@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Output, Say
+from trainmover.simulator.assembly import Assembly
 from trainmover.simulator.ranks import SimulatedRank
-from trainmover.simulator.training import Assembly
 
 Life = tuple[str, str]
 

@@ -1,0 +1,46 @@
+"""An assembly: all ranks of one epoch, as far as they have entered.
+
+What lives here: who is in it, and whether all of them can go on.  What never lives here: what they do
+together (``training``).
+"""
+
+from __future__ import annotations
+
+from trainmover.events import catalogue as say
+from trainmover.simulator.ranks import SimulatedRank
+
+
+class Assembly:
+    """All ranks of one epoch; see the module.
+
+    Attributes:
+        order: the request that made it.
+        ranks: those that have entered, by place.
+        over: it broke, or went on to another epoch.
+    """
+
+    def __init__(self, order: say.SwitchPrepare) -> None:
+        self.order = order
+        self.ranks: dict[int, SimulatedRank] = {}
+        self.over = False
+        self.running = False
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        return self.order.epoch
+
+    @property
+    def size(self) -> int:
+        """Ranks that it has when it is whole."""
+        return len(self.order.machines) * self.order.ranks_per_machine
+
+    @property
+    def whole(self) -> bool:
+        """Everybody has entered."""
+        return len(self.ranks) == self.size
+
+    @property
+    def runs(self) -> bool:
+        """Everybody is there, runs and reaches the others."""
+        return self.whole and all(rank.runs and not rank.machine.apart for rank in self.ranks.values())
