@@ -151,6 +151,52 @@ def test_a_job_that_cannot_begin_says_so() -> None:
     assert "trainmover machine" in held.reason
 
 
+def up(machine: str, role: str = "") -> say.RankStarted:
+    """A rank's process is there."""
+    return say.RankStarted(
+        machine=machine,
+        incarnation="a",
+        slot=0,
+        mode="sandbox" if role else "live",
+        generation=1,
+        pid=1,
+        endpoint=say.Endpoint(host="10.0.0.1", port=1, life=machine),
+        role=role,
+    )
+
+
+def test_training_in_an_epoch_that_was_given_up_is_gone_on_with() -> None:
+    """The first epoch was given up because rank 0 could not be heard, yet it trained: there is state to keep."""
+    core = PlannerCore()
+    before = told(core, submitted(2, 0), *map(joined, ("m0", "m1")), up("m0"), up("m1"))
+    assert [event.type for event in before] == ["machine.launch", "machine.launch", "plan.ready"]
+    role = say.MachineRole(name="all", seats=(say.SeatRow(first=0, count=2),), representative=1)
+    said = told(
+        core,
+        failed("m0"),
+        say.SwitchAborted(epoch=1, incidents=(), reason="m0 failed"),
+        say.TrainingStarted(generation=1, epoch=1, step=1, groups={}),
+        described("m0", 0),
+        described("m1", 1),
+        say.RolesFound(generation=1, roles=(role,)),
+        say.RecordingReady(machine="m1", slot=0, generation=1, path="/r/1", steps=2, bytes=1),
+        joined("m2"),
+        up("m2", "all"),
+        say.StandbyAssigned(
+            incident="inc-1",
+            kind="failure",
+            leaver="m0",
+            joiner="m2",
+            joiner_incarnation="a",
+            generation=1,
+            role="all",
+        ),
+    )
+    plan = said[-1]
+    assert isinstance(plan, say.PlanReady), said
+    assert (plan.epoch, plan.base_epoch, plan.kind, plan.machines) == (2, 0, "failure", ("m2", "m1"))
+
+
 class Listing(Decider):
     """Notes the order in which it is fed."""
 

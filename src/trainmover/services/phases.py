@@ -36,6 +36,7 @@ TABLE: Table[Phase] = {
     Phase.LAUNCHED: {
         "start again": Phase.LAUNCHED,
         "all ranks are up": Phase.PLANNED,
+        "change is complete": Phase.PLANNED,
     },
     Phase.PLANNED: {
         "start again": Phase.LAUNCHED,
