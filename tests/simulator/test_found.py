@@ -166,7 +166,7 @@ def up(machine: str, role: str = "") -> say.RankStarted:
 
 
 def test_training_in_an_epoch_that_was_given_up_is_gone_on_with() -> None:
-    """The first epoch was given up because rank 0 could not be heard, yet it trained: there is state to keep."""
+    """The first epoch was given up, as rank 0 could not be heard, and trained all the same."""
     core = PlannerCore()
     before = told(core, submitted(2, 0), *map(joined, ("m0", "m1")), up("m0"), up("m1"))
     assert [event.type for event in before] == ["machine.launch", "machine.launch", "plan.ready"]
