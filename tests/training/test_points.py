@@ -7,6 +7,8 @@ losses and samples of one that was never disturbed, and leave no thread and no c
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -184,3 +186,39 @@ def test_a_joiner_of_a_switch_that_was_given_up_joins_later(cluster: MakeCluster
     made.adopted(machines, "move")
     check(made, "")
     assert [rank.machine for rank in made.ranks] == ["s1", "m1", "s0"]
+
+
+def test_no_step_is_committed_before_a_move_is(cluster: MakeCluster) -> None:
+    """All have joined when one dies, and the move is given up: who was to leave must not lack a step."""
+    made = cluster(steps=STEPS)
+    made.standby("s0")
+    made.standby("s1")
+    hold = threading.Event()
+    reached = at(made.ranks[1], 1, "before", lambda: hold.wait(LIMIT) and None)
+    made.switch("start")
+    assert reached.wait(LIMIT)
+    machines = made.prepare("move", {"m2": "s0"})
+    made.prepared()
+    stayers, members = made.ranks[:2], [rank for name in machines for rank in made.on(name)]
+    waiting: set[Rank] = set()
+
+    def watched(rank: Rank, make_sure: Callable[[], None]) -> None:
+        waiting.add(rank)
+        make_sure()
+        waiting.discard(rank)
+
+    for rank in members:
+        rank.session.make_sure = partial(watched, rank, rank.session.make_sure)
+    hold.set()
+    wait_until(lambda: all(has_adopted(rank, 2) and rank.session.unsure == 2 for rank in members), "adopted")
+    wait_until(
+        lambda: len(waiting) == 3 or any(rank.boundary.committed > 2 for rank in members),
+        "the first step of the new epoch comes to its vote",
+    )
+    assert [rank.boundary.committed for rank in members] == [2, 2, 2]
+    stayers[0].kill()
+    made.abort()
+    made.failed("m0")
+    made.switch("failure", {"m0": "s1"})
+    check(made, "")
+    assert [rank.machine for rank in made.ranks] == ["s1", "m1", "m2"]

@@ -114,6 +114,7 @@ class Boundary:
         if len(names) > MAX_METRICS:
             raise JobError(f"a step may log up to {MAX_METRICS} metrics, not {len(names)}")
         self.session.points.hit("vote")
+        self.session.make_sure()
         private = self.tracked.private_values()
         candidate = self.committed + 1
         ballot = Ballot(True, self.session.prepared_epoch())

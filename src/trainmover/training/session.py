@@ -69,6 +69,8 @@ class Session:
 
     Attributes:
         settled: this process has its place for good; a standby only once it has the state that belongs there.
+        unsure: an epoch that this rank has entered and that may yet be given up in favour of a machine that
+            left for it; 0: none.
         on_place: called on the main thread when a standby has taken its place, with the ranks that each
             of its groups had before, by local name.
     """
@@ -79,6 +81,7 @@ class Session:
         self.life = new_life(env.machine, env.slot)
         self.orders = OrderBook()
         self.points = Points(env.faults, env.slot)
+        self.unsure = self._sure = 0
         self._released = False
         self._completed = False
         self._failed: str | None = None
@@ -227,10 +230,26 @@ class Session:
         plan = self.communicator.as_of_now(order.plan)
         counts = self.engine.adopt(plan)
         self.communicator.plan = plan
+        with self.orders.changed:
+            may_come_back = order.event.kind == "move" or len(order.event.leavers) > 1
+            self.unsure = order.epoch if may_come_back and order.epoch > self._sure else 0
         self.orders.forget_before(order.epoch)
         if self.orders.is_aborted(order.epoch):
             self.engine.break_epoch(order.epoch, f"epoch {order.epoch} was given up", told=True)
         return counts
+
+    def make_sure(self) -> None:
+        """Before a vote: wait until the switch to this epoch is committed, where a machine left that lives.
+
+        Were the switch given up after a step, that machine would come back without the step.
+
+        Raises:
+            Released, JobError: see :meth:`wait_for_epoch`.
+        """
+        with self.orders.changed:
+            while self.unsure and not self.engine.broken:
+                self._check()
+                self.orders.changed.wait(0.2)
 
     # -- the sandbox (main thread) -------------------------------------------------------------------
 
@@ -270,6 +289,10 @@ class Session:
         elif isinstance(event, MachineFailed):
             self._peer_failed(event.machine)
         elif isinstance(event, SwitchCommitted):
+            with self.orders.changed:
+                self._sure = max(self._sure, event.epoch)
+                self.unsure = self.unsure if self.unsure > self._sure else 0
+                self.orders.changed.notify_all()
             if self.env.machine in event.leavers:
                 self._tell(released=True)
         elif isinstance(event, JobCompleted):
