@@ -36,16 +36,19 @@ def test_a_thousand_small_clusters(first: int) -> None:
 
 
 @pytest.mark.parametrize("roles", [1, 4])
-def test_hours(roles: int) -> None:
-    """A job that runs for an hour and has a fault every twenty seconds."""
-    outcome = simulate(draw(7, machines=6, standbys=2, hours=1.0, roles=roles))
+def test_a_long_run(roles: int) -> None:
+    """A job that runs for a quarter of an hour and has a fault every twenty seconds."""
+    outcome = simulate(draw(7, machines=8, standbys=2, hours=0.25, roles=roles))
     assert not whole(outcome), whole(outcome)
-    assert outcome.faults > 50 or outcome.ending != "completed"
+    assert outcome.faults > 10
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("seed", "machines", "roles"), [(1, 2000, 1), (2, 1000, 16)])
+@pytest.mark.long(every=4)
+@pytest.mark.parametrize(
+    ("seed", "machines", "roles"), [(1, 1000, 1), (2, 600, 16), (3, 2000, 1), (4, 3000, 8)]
+)
 def test_thousands_of_machines(seed: int, machines: int, roles: int) -> None:
     """The same with thousands of machines."""
     outcome = simulate(draw(seed, machines=machines, standbys=4, roles=roles))

@@ -99,7 +99,7 @@ def draw(
         faults = max(1, round(seconds / 20.0))
     step = chance.choice([0.1, 0.3, 0.3, 1.0])
     if size >= LARGE and hours is None:
-        seconds, step = 15.0, 1.0
+        seconds, step = 20.0, 0.5
     steps = round(seconds / step * chance.uniform(0.3, 1.0))
     return Setup(
         seed=seed,
@@ -115,7 +115,7 @@ def draw(
         memory=chance.choice(["resident", "resident", "sequential"]),
         on_exhausted=chance.choice(["hold", "hold", "hold", "hold", "fail"]) if hours is None else "hold",
         supply=chance.choice([1.0, 1.0, 0.8]),
-        total_steps=chance.choice([0, 0, 0, steps]) if hours is None else 0,
+        total_steps=chance.choice([0, 0, 0, steps]) if hours is None and size < LARGE else 0,
         latency=chance.choice([0.002, 0.002, 0.01, 0.1]),
         loss=chance.choice([0.0, 0.0, 0.01, 0.05]),
     )
