@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.training.checkpoints import Solo, everybody, save
@@ -34,6 +36,16 @@ def live(folder: str, generation: int, told: Connection) -> None:
         told.send(step)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in the process that trains: more threads may cut a product, and its sums, in another way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_kills_while_it_is_written(tmp_path: Path) -> None:
     """Whatever the instant: the newest whole checkpoint is no older than the last one told, and it loads."""
     chance = random.Random(7)
