@@ -25,6 +25,7 @@ from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
 from trainmover.topology.links import BOUNDARY, WORLD
 from trainmover.training.boundary import KEY, Boundary
+from trainmover.training.points import Points
 from trainmover.training.state import TrackedState
 
 JOB, SECRET = "bench", b"a secret of thirty-two bytes...."
@@ -50,10 +51,14 @@ class Standing:
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.engine = communicator.engine
+        self.points = Points((), 0)
 
     @property
     def rank(self) -> int:
         return self.communicator.rank
+
+    def make_sure(self) -> None:
+        """No move is under way."""
 
     def prepared_epoch(self) -> int:
         return 0
