@@ -37,7 +37,7 @@ from trainmover.events.bus import Bus
 from trainmover.events.envelope import Envelope
 from trainmover.machine import environment
 from trainmover.machine.children import Exit
-from trainmover.machine.lives import EXITS, Ending, MachineConfig
+from trainmover.machine.lives import Ending, MachineConfig
 from trainmover.machine.rank_socket import RankLine, RankSocket
 from trainmover.machine.ranks import Rank, Ranks
 from trainmover.machine.relay import Relay
@@ -49,7 +49,7 @@ FINISH_PATIENCE: Final = 300.0
 GOODBYE_SECONDS: Final = 3.0
 """How long a machine tries to get its last events into the log."""
 
-__all__ = ["EXITS", "Agent", "Ending", "MachineConfig"]
+__all__ = ["Agent", "Ending", "MachineConfig"]
 
 AREAS: Final = ("job", "machine", "move", "roles", "standby", "switch")
 
@@ -103,7 +103,7 @@ class Agent:
         """Join, serve, leave.
 
         Returns:
-            How this life ended; :data:`EXITS` has the exit codes.
+            How this life ended; :data:`~trainmover.machine.lives.EXITS` has the exit codes.
 
         Raises:
             BusError: the bus could not be reached at the start.
