@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
+from trainmover import logs
 from trainmover.cli import events, operate, programs, run, simulate
 from trainmover.version import __version__
 
@@ -32,8 +34,26 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option("--verbose", "-v", count=True, show_default=False, help="More log lines; -vv: all."),
+    ] = 0,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LEVEL",
+            envvar=logs.LEVEL_VARIABLE,
+            show_default=False,
+            help=f"Least level of log lines: {', '.join(logs.LEVELS)}. Default: warning.",
+        ),
+    ] = None,
 ) -> None:
     """See the help of the app above; this only carries options that belong to no command."""
+    level = "debug" if verbose > 1 else "info" if verbose else log_level
+    if level is not None:
+        logs.level_of(level)
+        # What this program starts (services, machines, ranks) is as talkative as itself.
+        os.environ[logs.LEVEL_VARIABLE] = level
 
 
 TRAIN, WATCH, PARTS = "Train", "Watch and operate", "Parts of a cluster"

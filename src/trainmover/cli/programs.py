@@ -10,13 +10,13 @@ import re
 import secrets
 import signal
 import socket
-import sys
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 import uvloop
 
+from trainmover import logs
 from trainmover.cli.access import Access, BusOption, JobOption, find
 
 START_SECONDS = 30.0
@@ -42,8 +42,9 @@ def service(
     """
     from trainmover.services import serve
 
-    start_logging()
+    logs.start()
     access = find(bus, job)
+    logs.bind(job=access.job, service=name.value)
     serve(name.value, access.bus, access.job)
 
 
@@ -70,13 +71,15 @@ def machine(
     Exit codes: 0 the job completed or this machine was released; 1 the job failed; 3 this machine was
     declared dead, because a rank of it failed (or for any reason, with --once), and has ended its ranks.
     """
-    start_logging()
+    logs.start()
     access = find(bus, job, secret=True)
+    name = name or machine_name()
+    logs.bind(job=access.job, machine=name)
     # Faults and the end of a run are for the whole process group, so it must be this machine's own.
     if os.getpgrp() != os.getpid():
         with contextlib.suppress(PermissionError):
             os.setpgid(0, 0)
-    raise typer.Exit(uvloop.run(_machine(access, name or machine_name(), slots, host, once)))
+    raise typer.Exit(uvloop.run(_machine(access, name, slots, host, once)))
 
 
 async def _machine(access: Access, name: str, slots: int, host: str, once: bool) -> int:
@@ -110,13 +113,3 @@ def machine_name() -> str:
     """A name for this computer that is unique in any job."""
     host = re.sub(r"[^A-Za-z0-9_\-]", "-", socket.gethostname().split(".")[0])[:40] or "machine"
     return f"{host}-{secrets.token_hex(2)}"
-
-
-def start_logging() -> None:
-    """Log to stderr, one line per fact, with the time to the millisecond."""
-    logging.basicConfig(
-        level=os.environ.get("TRAINMOVER_LOG", "INFO").upper(),
-        stream=sys.stderr,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from trainmover import logs
 from trainmover.cli.display import display_for
 from trainmover.cli.tables import report_group
 from trainmover.errors import ConfigError, DecodeError
@@ -253,6 +254,7 @@ def _drive(config: object, folder: Path | None, report_file: Path | None, *, pic
 
     assert isinstance(config, RunConfig)
     config.check()
+    logs.start()
     run_dir = RunDir.create(folder)
     console = Console(stderr=False)
     errors = Console(stderr=True)

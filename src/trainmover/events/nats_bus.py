@@ -33,6 +33,7 @@ from trainmover.events.envelope import SUBJECT_ROOT, Envelope, check_job, check_
 from trainmover.events.feed import RecentIds
 from trainmover.events.filters import check_filters, check_types
 from trainmover.events.history import History
+from trainmover.events.micro import Endpoint, MicroService
 from trainmover.events.nats_feed import NatsFeed
 from trainmover.events.probes import Prober
 from trainmover.events.publisher import Publisher
@@ -181,6 +182,11 @@ class NatsBus(Bus):
         """See :class:`trainmover.events.bus.Bus`."""
         self._check_open()
         await self._prober.answer(machine)
+
+    async def serve_micro(self, name: str, description: str, endpoint: Endpoint) -> bool:
+        """Answer ``nats micro`` for this program; False: the server does not permit it."""
+        self._check_open()
+        return await MicroService(name, self._job, description, endpoint).start(self._connection)
 
     async def close(self) -> None:
         """See :class:`trainmover.events.bus.Bus`."""

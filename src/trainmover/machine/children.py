@@ -24,6 +24,8 @@ from typing import Literal
 
 import psutil
 
+from trainmover import logs
+
 LEASH = Path(__file__).with_name("_leash.py")
 TAIL_BYTES = 16_384
 TAIL_LINES = 30
@@ -184,7 +186,7 @@ class Child:
                 text = file.read().decode("utf-8", "replace")
         except OSError:
             return ""
-        return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
+        return "\n".join(logs.readable(line) for line in text.strip().splitlines()[-TAIL_LINES:])
 
     async def _wait(self) -> Exit:
         await until_dead(self.pid)

@@ -31,6 +31,7 @@ from typing import Final
 
 import psutil
 
+from trainmover import logs
 from trainmover.errors import BusError, TrainMoverError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Bus
@@ -186,6 +187,8 @@ class LocalRun:
             "TRAINMOVER_JOB": self.job,
             "TRAINMOVER_SECRET": self._secret,
         }
+        # Into a file of the run folder, where nobody is disturbed.
+        environment.setdefault(logs.LEVEL_VARIABLE, "info")
         if priority != "normal":
             environment["TRAINMOVER_STAND_BACK"] = "1"
         command = [sys.executable, "-m", "trainmover.cli", *arguments]

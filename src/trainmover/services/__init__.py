@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainmover.errors import ConfigError
+from trainmover.events.envelope import SUBJECT_ROOT
+from trainmover.events.micro import Endpoint
 from trainmover.services.core import Core
 from trainmover.services.health import HealthCore
 from trainmover.services.leases import LeaseDriver
@@ -83,7 +85,10 @@ async def run_service(name: str, bus_url: str, job: str, *, token: str | None = 
     service = SERVICES[name]
     bus = await NatsBus.connect(bus_url, job, name, token=token)
     try:
-        await Shell(service.core(), bus, drivers=[make() for make in service.drivers]).run(stop)
+        shell = Shell(service.core(), bus, drivers=[make() for make in service.drivers])
+        endpoint = Endpoint("events", f"{SUBJECT_ROOT}.{job}.>", shell.tally)
+        await bus.serve_micro(name, f"The {name} service of job {job}", endpoint)
+        await shell.run(stop)
     finally:
         await bus.close()
 

@@ -26,16 +26,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
+from trainmover import logs
 from trainmover.errors import BusError
 from trainmover.events.bus import Bus, Feed
 from trainmover.events.catalogue import Event, JournalEntry, MachineProbed, TimerFired
 from trainmover.events.envelope import Envelope
+from trainmover.events.micro import Tally
 from trainmover.services.core import (
     CancelTimer,
     Core,
@@ -108,7 +109,8 @@ class Shell:
         self.core = core
         self.bus = bus
         self.ready = asyncio.Event()
-        self.log = logging.getLogger(f"trainmover.services.{core.name}")
+        self.tally = Tally()
+        self.log = logs.get(f"trainmover.services.{core.name}")
         self._drivers = drivers
         self._clock = clock
         self._fresh = fresh
@@ -190,7 +192,7 @@ class Shell:
             envelope = known.get(cause)
             if envelope is None:
                 # Whoever said it still has to bring it into the log; it is fed when it comes.
-                self.log.warning("input %s of the journal is not in the log yet", cause)
+                self.log.warning("an input of the journal is not in the log yet", id=cause)
                 continue
             if envelope.id not in self._fed:
                 owed += self._feed(envelope, now)
@@ -201,7 +203,7 @@ class Shell:
         for envelope in fresh:
             await self._take(envelope)
         self._live = True
-        self.log.info("rebuilt from %d events, %d new", len(past), len(fresh))
+        self.log.info("rebuilt from the log", events=len(past), new=len(fresh))
         for name in list(self._due):
             self._arm(name)
         for answer in [answer for answer in self._probes if answer not in known]:
@@ -241,19 +243,29 @@ class Shell:
             if due is not None and due[0] == envelope.event.due:
                 del self._due[envelope.event.name]
                 self._disarm(envelope.event.name)
+        self.tally.heard += 1
+        began = time.perf_counter_ns()
         try:
             outputs = self.core.handle(envelope, now)
-        except Exception:
+        except Exception as error:
             # A service that dies of one input would die of it again after every restart.
-            self.log.exception("the core did not survive %s; the input is passed over", envelope)
+            self.tally.failed += 1
+            self.tally.last_error = f"{envelope.type}: {type(error).__name__} {error}"[:300]
+            self.log.exception(
+                "the core did not survive %s; the input is passed over",
+                envelope.type,
+                **logs.facts_of(envelope),
+            )
             return []
+        finally:
+            self.tally.spent_ns += time.perf_counter_ns() - began
         said = envelopes_of(self.core.name, envelope, now, outputs)
         for number, output in enumerate(outputs):
             self._command(envelope, now, number, output)
         for item in said:
             self._observe(item)
             if self._live:
-                self.log.info("%s", item)
+                self.log.info(item.type, **logs.facts_of(item))
         return said
 
     def _observe(self, envelope: Envelope) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from trainmover import logs
 from trainmover.ccl import backend
 from trainmover.errors import ConfigError
 from trainmover.events.catalogue import (
@@ -77,6 +78,10 @@ class LiveCourse:
     def begin(self) -> None:
         """Enter the job's first epoch (a live rank of a job that starts from nothing)."""
         self._boundary.begin()
+
+    def facts(self) -> dict[str, int]:
+        """Where this rank stands, for its log lines."""
+        return {"rank": self._session.rank, "epoch": self._session.engine.epoch, "step": self._index}
 
     # -- the iterations ------------------------------------------------------------------------
 
@@ -266,6 +271,7 @@ class LiveCourse:
 
 def join_live(env: Environment, tracked: TrackedState, timeout: float) -> LiveCourse:
     """Join a job under TrainMover, as a live rank or into the sandbox."""
+    _start_logs(env)
     session = Session(env, timeout)
     player = None
     if session.sandbox:
@@ -275,9 +281,16 @@ def join_live(env: Environment, tracked: TrackedState, timeout: float) -> LiveCo
     backend.register()
     backend.install(session.communicator)
     course = LiveCourse(session, tracked, player)
+    logs.follow(course.facts)
     atexit.register(session.close)
     session.start()
     if player is None:
         course.begin()
     dist.init_process_group(backend.NAME, store=HashStore(), rank=env.rank, world_size=env.world_size)
     return course
+
+
+def _start_logs(env: Environment) -> None:
+    """Lines of this package into the rank's log, unless the script has set up logging itself."""
+    logs.start(root="trainmover")
+    logs.bind(job=env.job, machine=env.machine, slot=env.slot, mode=env.mode)
