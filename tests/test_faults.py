@@ -89,7 +89,7 @@ def test_joined_specs_are_split_and_sorted_for_a_machine() -> None:
 
 
 def test_the_documentation_has_every_point() -> None:
-    """docs/faults.md has the table's sentences."""
-    text = (Path(__file__).parents[1] / "docs/faults.md").read_text(encoding="utf-8")
+    """docs/how-to/faults.md has the table's sentences."""
+    text = (Path(__file__).parents[1] / "docs/how-to/faults.md").read_text(encoding="utf-8")
     for point, sentence in POINTS.items():
         assert f"| `{point}` | {sentence} |" in text

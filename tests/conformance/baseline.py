@@ -99,7 +99,7 @@ def written(
     """The data file's text."""
     lines = [
         "# The cases of PyTorch's own distributed suite, as Gloo runs them on CPUs.",
-        "# Written by `python -m tests.conformance.baseline`; docs/conformance.md is made from it.",
+        "# Written by `python -m tests.conformance.baseline`; docs/reference/conformance.md is made from it.",
         "",
         f'torch = "{torch.__version__.split("+")[0]}"',
         "",

@@ -1,4 +1,4 @@
-"""What is tested for conformance and what is left out, as data and as docs/conformance.md.
+"""What is tested for conformance and what is left out, as data and as docs/reference/conformance.md.
 
 ``python -m tests.conformance.tables`` writes the generated part of the document.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = Path(__file__).with_name("torch_cases.toml")
-DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "conformance.md"
 
 
 NOT_ON_THE_BACKEND_ROAD = {
@@ -85,7 +85,7 @@ def chosen() -> list[str]:
 
 
 def document() -> str:
-    """docs/conformance.md as it should be."""
+    """docs/reference/conformance.md as it should be."""
     text = DOCS.read_text()
     for name, made in (("cases", _counts()), ("left out", _left_out()), ("road", _road())):
         mark = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"

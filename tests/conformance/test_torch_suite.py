@@ -116,7 +116,7 @@ def passes(driver: Driver, case: str) -> None:
 
 
 def test_document() -> None:
-    """docs/conformance.md says what the data file says; `python -m tests.conformance.tables` writes it."""
+    """The document says what the data file says; `python -m tests.conformance.tables` writes it."""
     assert DOCS.read_text() == document()
 
 

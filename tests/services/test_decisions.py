@@ -58,8 +58,8 @@ def test_tables_are_whole(table: Any, states: Any) -> None:
 
 
 def test_the_docs_show_the_tables() -> None:
-    """The tables and the picture in docs/services.md are those of the code."""
-    text = (Path(__file__).parents[2] / "docs" / "services.md").read_text("utf-8")
+    """The tables and the picture in docs/reference/services.md are those of the code."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "services.md").read_text("utf-8")
     assert "preparing --> adopting: all prepared" in switcher.diagram()
     assert switcher.diagram() in text
     for table in (health.TABLE, gaps.SPARES, gaps.GAPS, planner.TABLE, switcher.TABLE):

@@ -86,7 +86,7 @@ def run(
             "kill:machine=1,step=20  move:machine=2,step=40  stop:machine=0,step=30[,seconds=8]  "
             "slow:machine=1,step=30,factor=3  kill:machine=1,step=20,at=POINT[,nth=2][,slot=1]: "
             f"kill and stop may hit at any point of a step or a switch: {', '.join(POINTS)} "
-            "(docs/faults.md).",
+            "(docs/how-to/faults.md).",
         ),
     ] = None,
     report: Annotated[
