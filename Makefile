@@ -39,11 +39,12 @@ test-torch: $(OTHER)/.ready  ## everything that touches torch, on another torch 
 		tests/ccl/test_standalone.py tests/ccl/test_reconfigure.py tests/ccl/test_memory.py \
 		tests/ccl/test_cuda.py --no-cov $(ARGS)
 
-check: $(VENV)/.dev  ## lint, format, types, direction of dependency
+check: $(VENV)/.dev  ## lint, format, types, direction of dependency, the contract
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/trainmover events contract --check
 
 format: $(VENV)/.dev  ## put the code into the one format
 	@$(BIN)/ruff check --fix-only .
@@ -54,7 +55,7 @@ bench: $(VENV)/.demo  ## downtime and overhead, a minute each; JSON beside the t
 	@$(BIN)/python benchmarks/downtime.py --quick --json runs/downtime.json
 	@$(BIN)/python benchmarks/overhead.py --quick --json runs/overhead.json
 
-contract: $(VENV)/.dev  ## write events/schemas and services/*/service.toml from the code
+contract: $(VENV)/.dev  ## write the contract in events/ and services/*/service.toml from the code
 	@$(BIN)/python tools/generate.py
 
 clean:  ## remove everything that was made here, runs included

@@ -1,21 +1,21 @@
-"""Write what follows from the code: the events' schemas, the services' subjects, the drawings.
+"""Write what follows from the code: the contract, the services' subjects, the drawings.
 
 ``make contract`` runs it; ``--check`` writes nothing and fails when a file is not what it would
-write (a test does that).  Files in ``events/schemas`` and ``services/*/service.toml`` are written
-whole; in Markdown only what stands between ``<!-- generated: NAME -->`` and ``<!-- end -->`` is.
+write (a test does that).  The contract in ``events`` (as ``trainmover events contract`` writes it) and
+``services/*/service.toml`` are written whole; in Markdown only what stands between
+``<!-- generated: NAME -->`` and ``<!-- end -->`` is.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainmover.events import contract
 from trainmover.events.catalogue import EVENTS
-from trainmover.events.schema import schemas
 from trainmover.services import health, planner, standby, switcher
 from trainmover.services.core import Decider
 from trainmover.services.tables import mermaid
@@ -86,10 +86,7 @@ def between_marks(path: Path, name: str, content: str) -> str:
 
 def files() -> dict[Path, str]:
     """Every generated file and its content."""
-    found = {
-        ROOT / "events" / "schemas" / f"{name}.json": json.dumps(schema, indent=2) + "\n"
-        for name, schema in schemas().items()
-    }
+    found = {ROOT / "events" / name: text for name, text in contract.files().items()}
     readme = ROOT / "events" / "README.md"
     found[readme] = between_marks(readme, "events", event_table())
     for core in CORES:

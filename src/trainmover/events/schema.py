@@ -27,6 +27,7 @@ def schema_of(model: type[Event]) -> dict[str, Any]:
         "x-ce-type": ce_type(model),
         "x-content-type": CONTENT_TYPE,
         "x-journalled": model.journalled,
+        **({"deprecated": True, "x-deprecated": model.deprecated} if model.deprecated else {}),
     }
 
 

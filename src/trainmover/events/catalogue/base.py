@@ -36,6 +36,10 @@ class Event(BaseModel):
     version: ClassVar[int] = 1
     journalled: ClassVar[bool] = True
     """True: kept in the JetStream log. False: core NATS only (may be lost, never replayed)."""
+    local: ClassVar[bool] = False
+    """True: between a machine program and its ranks only, never on the bus."""
+    deprecated: ClassVar[str] = ""
+    """Why this version of the event goes with the next release, and what to use; see events/README.md."""
 
 
 class Endpoint(BaseModel):

@@ -79,6 +79,7 @@ class SandboxPeers(Event):
 
     type: ClassVar[str] = "sandbox.peers"
     journalled: ClassVar[bool] = False
+    local: ClassVar[bool] = True
 
     role: Role
     endpoints: tuple[Endpoint, ...]
