@@ -24,6 +24,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
+PIPELINES = ROOT / "examples" / "train_gpt_3d.py"
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,11 @@ def trainmover_run(
     *,
     standbys: int,
     faults: Iterable[str] = (),
+    script: Path = EXAMPLE,
     script_args: Iterable[str] = (),
+    flags: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """``trainmover run`` of the example in ``folder``; returns its report.json."""
+    """``trainmover run`` of an example in ``folder``, with more flags; returns its report.json."""
     program = Path(sys.executable).with_name("trainmover")
     report = folder / "report.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +122,7 @@ def trainmover_run(
     command += ["--seed", str(options.seed), "--run-dir", str(folder / "run"), "--report", str(report)]
     for fault in faults:
         command += ["--fault", fault]
-    command += [str(EXAMPLE), "--steps", str(options.steps), *script_args]
+    command += [*flags, str(script), "--steps", str(options.steps), *script_args]
     run(command, log=folder / "output.log", limit=options.limit)
     found: dict[str, Any] = json.loads(report.read_text())
     return found
