@@ -114,13 +114,15 @@ def test_how_standbys_are_warmed_can_be_chosen(monkeypatch: pytest.MonkeyPatch, 
         "kept",
         "--recording-limit",
         "1.5 GiB",
+        "--warmup-steps",
+        "3",
     ]
     assert CliRunner().invoke(app, [*arguments, str(script)]).exit_code == 0
     assert CliRunner().invoke(app, ["run", "--recordings", "s3://bucket/x", str(script)]).exit_code == 0
     assert (seen[0].standby_memory, seen[0].recordings) == ("sequential", str(tmp_path / "kept"))
-    assert seen[0].recording_limit_bytes == 3 * 2**29
+    assert (seen[0].recording_limit_bytes, seen[0].warmup_steps) == (3 * 2**29, 3)
     assert (seen[1].standby_memory, seen[1].recordings) == ("resident", "s3://bucket/x")
-    assert seen[1].recording_limit_bytes == 2 * 2**30
+    assert (seen[1].recording_limit_bytes, seen[1].warmup_steps) == (2 * 2**30, 2)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,15 @@ def run(
     recording_limit: Annotated[
         str, typer.Option(metavar="SIZE", help="Most that one rank records, for example 512MiB.")
     ] = RECORDING_LIMIT,
+    warmup_steps: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=16,
+            metavar="W",
+            help="First steps that are recorded, and that a standby warms up with.",
+        ),
+    ] = 2,
     checkpoint_every: Annotated[
         int, typer.Option(min=0, metavar="N", help="Steps from one checkpoint to the next; 0: none.")
     ] = 0,
@@ -149,6 +158,7 @@ def run(
         standby_memory=standby_memory.value,
         recordings=place_of(recordings),
         recording_limit_bytes=bytes_of(recording_limit),
+        warmup_steps=warmup_steps,
         checkpoint_every=checkpoint_every,
         checkpoints=place_of(checkpoints),
         checkpoint_keep=keep,

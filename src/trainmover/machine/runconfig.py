@@ -26,6 +26,7 @@ class RunConfig:
     standby_memory: Literal["resident", "sequential"] = "resident"
     recordings: str = ""
     recording_limit_bytes: int = 2 * 2**30
+    warmup_steps: int = 2
     checkpoint_every: int = 0
     checkpoints: str = ""
     checkpoint_keep: int = 2

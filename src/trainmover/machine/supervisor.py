@@ -163,6 +163,7 @@ class LocalRun:
             standby_memory=self.config.standby_memory,
             recordings=self.config.recordings,
             recording_limit_bytes=self.config.recording_limit_bytes,
+            warmup_steps=self.config.warmup_steps,
             checkpoint_every=self.config.checkpoint_every,
             checkpoints=self.config.checkpoints,
             checkpoint_keep=self.config.checkpoint_keep,
