@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from trainmover.access.permissions import permissions
+from trainmover.access.roles import ROLES, Role
 from trainmover.events import contract
 from trainmover.events.catalogue import EVENTS
 from trainmover.services import health, planner, standby, switcher
@@ -40,21 +42,57 @@ DRAWINGS = {
 }
 
 
+RESOURCES = {"cpus": 0.5, "memory_mib": 256}
+"""Limits of a service's container; deployments are held to them by a test."""
+
+
 def service_toml(core: type[Decider]) -> str:
     """What a deployment must know about a service."""
 
     def subjects(types: Iterator[str]) -> str:
-        return "".join(f'    "trainmover.<job>.{name}",\n' for name in sorted(set(types)))
+        return listed(f"trainmover.<job>.{name}" for name in set(types))
 
     return (
         f"# Written by tools/generate.py from src/trainmover/services/{core.name}.py; not by hand.\n\n"
         f'name = "{core.name}"\n'
-        f'command = ["trainmover", "service", "{core.name}", "--bus", "<address>", "--job", "<job>"]\n\n'
+        'image = "trainmover-services"\n'
+        f'command = ["trainmover", "service", "{core.name}", "--bus", "<address>", "--job", "<job>"]\n'
+        f"cpus = {RESOURCES['cpus']}\nmemory_mib = {RESOURCES['memory_mib']}\n\n"
         "# Events that the core takes in, and those that it answers with. Beside them the shell says\n"
         "# timer.fired, journal.entry and dead.letter, and reads the log with JetStream's direct get.\n"
-        f"hears = [\n{subjects(model.type for model in core.HEARS)}]\n"
-        f"says = [\n{subjects(model.type for model in core.SAYS)}]\n"
+        f"hears = {subjects(model.type for model in core.HEARS)}"
+        f"says = {subjects(model.type for model in core.SAYS)}"
+        f"\n{permissions_toml(core.name)}"
     )
+
+
+def role_toml(role: Role) -> str:
+    """What a deployment must know about a role that is no service of the four."""
+    return (
+        "# Written by tools/generate.py from src/trainmover/access/roles.py; not by hand.\n\n"
+        f'name = "{role.name}"\nabout = "{role.about}"\n\n{permissions_toml(role.name)}'
+    )
+
+
+def permissions_toml(role: str) -> str:
+    """What a role's user may do on the bus."""
+    may = permissions(ROLES[role], "JOB")
+    return (
+        "# What its user on the bus may do; `trainmover credentials` tells it to the server.\n"
+        f"[permissions]\npublish = {listed(map(in_any_job, may.publish))}"
+        f"subscribe = {listed(map(in_any_job, may.subscribe))}"
+        f"responses = {str(may.responses).lower()}\n"
+    )
+
+
+def in_any_job(subject: str) -> str:
+    """A subject of the job JOB, with a mark in the place of that name."""
+    return re.sub(r"\bJOB\b|(?<=TRAINMOVER_)JOB", "<job>", subject)
+
+
+def listed(names: Iterable[str]) -> str:
+    """A TOML array, sorted, one name a line."""
+    return "[\n" + "".join(f'    "{name}",\n' for name in sorted(names)) + "]\n"
 
 
 def states(name: str) -> str:
@@ -93,6 +131,9 @@ def files() -> dict[Path, str]:
         folder = ROOT / "services" / core.name
         found[folder / "service.toml"] = service_toml(core)
         found[folder / "README.md"] = between_marks(folder / "README.md", "states", states(core.name))
+    for role in ROLES.values():
+        if role.name not in {core.name for core in CORES}:
+            found[ROOT / "services" / role.name / "service.toml"] = role_toml(role)
     return found
 
 

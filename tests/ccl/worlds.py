@@ -22,6 +22,7 @@ from trainmover.ccl.communicator import Call, Communicator
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.engine import Engine, Steps
 from trainmover.ccl.handshake import Hello, dial
+from trainmover.ccl.secure import LinkTls
 from trainmover.ccl.table import LinkTable, Peer, Plan, new_life
 from trainmover.topology.links import Link
 
@@ -62,12 +63,13 @@ class Member:
     size: int
     ranks_per_machine: int
     limit: float
+    tls: LinkTls | None = None
     breaks: list[Break] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     killed: bool = False
 
     def __post_init__(self) -> None:
-        self.table = LinkTable(JOB, new_life(f"m{self.rank}", 0), SECRET, "127.0.0.1")
+        self.table = LinkTable(JOB, new_life(f"m{self.rank}", 0), SECRET, "127.0.0.1", self.tls)
         self.engine = Engine(
             self.table,
             lambda epoch, peer, reason, told: self.breaks.append(Break(epoch, peer, reason, told)),
@@ -155,6 +157,7 @@ class World:
         ranks_per_machine: K.
         limit: seconds that a call may take.
         groups: process groups by name, beside the one of all ranks.
+        tls: encrypts the links; None: they are plain.
     """
 
     def __init__(
@@ -163,7 +166,9 @@ class World:
         ranks_per_machine: int = 1,
         limit: float = LIMIT,
         groups: Mapping[str, tuple[int, ...]] | None = None,
+        tls: LinkTls | None = None,
     ) -> None:
+        self.tls = tls
         self.size, self.ranks_per_machine, self.limit = size, ranks_per_machine, limit
         self.groups = {GROUP: tuple(range(size)), **(groups or {})}
         self.epoch = 0
@@ -174,7 +179,7 @@ class World:
         return self.members[rank]
 
     def _member(self, rank: int) -> Member:
-        member = Member(rank, self.size, self.ranks_per_machine, self.limit)
+        member = Member(rank, self.size, self.ranks_per_machine, self.limit, self.tls)
         for name, ranks in self.groups.items():
             if rank in ranks:
                 member.comm.add_group(name, ranks)

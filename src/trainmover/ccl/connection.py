@@ -19,6 +19,7 @@ from collections import deque
 from typing import Protocol
 
 from trainmover.ccl import frames
+from trainmover.ccl.secure import SecureSocket
 from trainmover.ccl.shared import Window
 from trainmover.ccl.tags import Mismatch
 from trainmover.ccl.transfer import Buffer, Transfer
@@ -86,8 +87,11 @@ class _Out:
 class Connection:
     """A connection to one peer process for one link."""
 
-    def __init__(self, sock: socket.socket, peer: int, peer_life: str, listener: Listener) -> None:
+    def __init__(
+        self, sock: socket.socket | SecureSocket, peer: int, peer_life: str, listener: Listener
+    ) -> None:
         self.sock = sock
+        self._secure = sock if isinstance(sock, SecureSocket) else None
         self.fd = sock.fileno()
         self.peer = peer
         self.peer_life = peer_life
@@ -125,7 +129,8 @@ class Connection:
 
     @property
     def wants_write(self) -> bool:
-        return bool(self._out) and not self.closed and not self._hung_up
+        owes = self._secure is not None and self._secure.owes
+        return (owes or bool(self._out)) and not self.closed and not self._hung_up
 
     @property
     def wants_read(self) -> bool:
@@ -202,6 +207,8 @@ class Connection:
     def writable(self) -> None:
         """Write as much as the socket takes."""
         try:
+            if self._secure is not None:
+                self._secure.flush()
             while self._out:
                 item = self._out[0]
                 sent = self.sock.sendmsg(item.data)

@@ -25,6 +25,7 @@ from ipaddress import ip_address
 from trainmover.ccl.forks import own
 from trainmover.ccl.handshake import Hello, accept, dial
 from trainmover.ccl.plan import Peer, Plan
+from trainmover.ccl.secure import LinkTls, SecureSocket
 from trainmover.ccl.shared import Window, Windows, swap_windows
 from trainmover.errors import TrainMoverError
 from trainmover.topology.links import COLLECTIVE, Link
@@ -43,7 +44,7 @@ CONNECTORS = 8
 class Arrival:
     """A connection whose handshake is done, and the peer's window where there is one."""
 
-    sock: socket.socket
+    sock: socket.socket | SecureSocket
     window: Window | None = None
 
 
@@ -63,6 +64,7 @@ class Connectors:
         host: address to listen on; the port is the system's choice.
         epoch: tells the current epoch, from any thread; older ones are refused.
         hand_over: runs an action on the engine's thread; False when the engine has stopped.
+        tls: encrypts what goes over the network; doors beside us never leave the machine. None: plain.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Connectors:
         host: str,
         epoch: Callable[[], int],
         hand_over: Callable[[Callable[[], None]], bool],
+        tls: LinkTls | None = None,
     ) -> None:
         self.windows = Windows()
+        self._tls = tls
         self._job, self._life, self._secret = job, life, secret
         self._epoch, self._hand_over = epoch, hand_over
         self._listener = own(socket.create_server((host, 0), backlog=1024))
@@ -134,7 +138,7 @@ class Connectors:
         if not self._hand_over(lambda: done(finished, reason)) and finished is not None:
             finished.sock.close()
 
-    def _reach(self, peer: Peer) -> socket.socket:
+    def _reach(self, peer: Peer) -> socket.socket | SecureSocket:
         if peer.beside:
             sock = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             sock.settimeout(CONNECT_SECONDS)
@@ -146,7 +150,7 @@ class Connectors:
                 log.debug("%s is not reached by its door (%s); using the network", peer.life, error)
         sock = own(socket.create_connection((peer.host, peer.port), CONNECT_SECONDS))
         _set_up(sock)
-        return sock
+        return sock if self._tls is None else self._tls.dial(sock)
 
     # -- letting in ----------------------------------------------------------------------------
 
@@ -161,18 +165,21 @@ class Connectors:
                         hearing.add_done_callback(partial(_not_heard, sock))
 
     def _hear(self, sock: socket.socket, heard: Callable[[Hello, Arrival], None]) -> None:
+        found: socket.socket | SecureSocket = sock
         try:
             sock.settimeout(CONNECT_SECONDS)
             if sock.family != socket.AF_UNIX:
                 _set_up(sock)
-            hello = accept(sock, self._secret, self._refusal)
-            arrival = Arrival(sock, self._swap_windows(sock, hello.link, first=False))
+                if self._tls is not None:
+                    found = self._tls.accept(sock)
+            hello = accept(found, self._secret, self._refusal)
+            arrival = Arrival(found, self._swap_windows(found, hello.link, first=False))
         except (OSError, TrainMoverError) as error:
             log.info("a connection was not accepted: %s", error)
-            sock.close()
+            found.close()
             return
         if not self._hand_over(lambda: heard(hello, arrival)):
-            sock.close()
+            found.close()
 
     def _refusal(self, hello: Hello) -> str | None:
         if hello.job != self._job:
@@ -183,8 +190,8 @@ class Connectors:
             return f"epoch {hello.epoch} is over; this is epoch {self._epoch()}"
         return None
 
-    def _swap_windows(self, sock: socket.socket, link: Link, *, first: bool) -> Window | None:
-        if sock.family != socket.AF_UNIX or link.channel != COLLECTIVE:
+    def _swap_windows(self, sock: socket.socket | SecureSocket, link: Link, *, first: bool) -> Window | None:
+        if isinstance(sock, SecureSocket) or sock.family != socket.AF_UNIX or link.channel != COLLECTIVE:
             return None
         return swap_windows(sock, self.windows.own(link.group), first=first)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgpack
 
+from trainmover.ccl.secure import SecureSocket
 from trainmover.errors import LinkError
 from trainmover.topology.links import Link
 
@@ -43,7 +44,7 @@ class Hello:
         return f"link {self.link} of epoch {self.epoch} from rank {self.sender}"
 
 
-def dial(sock: socket.socket, hello: Hello, secret: bytes) -> None:
+def dial(sock: socket.socket | SecureSocket, hello: Hello, secret: bytes) -> None:
     """Introduce ourselves on a fresh connection.
 
     Raises:
@@ -73,7 +74,7 @@ def dial(sock: socket.socket, hello: Hello, secret: bytes) -> None:
         raise LinkError(f"{hello}: refused by the peer: {verdict.get('refused', 'no reason given')}")
 
 
-def accept(sock: socket.socket, secret: bytes, check: Callable[[Hello], str | None]) -> Hello:
+def accept(sock: socket.socket | SecureSocket, secret: bytes, check: Callable[[Hello], str | None]) -> Hello:
     """Hear a dialer out.
 
     Args:
@@ -128,13 +129,13 @@ def _field(message: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def _send(sock: socket.socket, message: dict[str, Any]) -> bytes:
+def _send(sock: socket.socket | SecureSocket, message: dict[str, Any]) -> bytes:
     body: bytes = msgpack.packb(message)
     sock.sendall(struct.pack("<I", len(body)) + body)
     return body
 
 
-def _receive(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
+def _receive(sock: socket.socket | SecureSocket) -> tuple[dict[str, Any], bytes]:
     limit = sock.gettimeout()
     until = None if limit is None else time.monotonic() + limit
     try:
@@ -153,7 +154,7 @@ def _receive(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
     return message, body
 
 
-def _exactly(sock: socket.socket, size: int, until: float | None) -> bytes:
+def _exactly(sock: socket.socket | SecureSocket, size: int, until: float | None) -> bytes:
     data = bytearray()
     while len(data) < size:
         if until is not None:

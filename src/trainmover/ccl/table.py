@@ -23,6 +23,7 @@ from trainmover.ccl.connectors import Arrival, Connectors, new_life
 from trainmover.ccl.handshake import Hello
 from trainmover.ccl.pairs import Pairs
 from trainmover.ccl.plan import Peer, Plan
+from trainmover.ccl.secure import LinkTls
 from trainmover.ccl.shared import Window
 from trainmover.errors import LinkError
 from trainmover.topology.links import Link
@@ -76,9 +77,10 @@ class LinkTable:
         life: name of this process.
         secret: the job's secret.
         host: address to listen on; the port is the system's choice.
+        tls: encrypts the links that leave the machine; None: they are plain.
     """
 
-    def __init__(self, job: str, life: str, secret: bytes, host: str) -> None:
+    def __init__(self, job: str, life: str, secret: bytes, host: str, tls: LinkTls | None = None) -> None:
         self.job, self.life = job, life
         self._slots: dict[Link, Slot] = {}
         self._aside: dict[tuple[Link, str], tuple[int, Connection]] = {}
@@ -94,6 +96,7 @@ class LinkTable:
             host,
             epoch=lambda: self.engine.epoch,
             hand_over=lambda action: self.engine.call(action),  # noqa: PLW0108 - the engine comes later
+            tls=tls,
         )
         self.host, self.port = self._connectors.host, self._connectors.port
         self._closed = False

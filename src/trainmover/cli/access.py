@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trainmover.access.credentials import read_credentials
 from trainmover.errors import ConfigError
 from trainmover.machine import registry
 
@@ -19,10 +21,11 @@ BusOption = Annotated[
     typer.Option(
         "--bus",
         envvar="TRAINMOVER_BUS",
-        metavar="URL",
+        metavar="URL|DIR",
         show_default=False,
         show_envvar=False,
-        help="Address of the NATS server, like nats://host:4222. Default: that of the run going on here.",
+        help="Address of the NATS server, like nats://host:4222, or a folder made by trainmover credentials. "
+        "Default: that of the run going on here.",
     ),
 ]
 JobOption = Annotated[
@@ -46,11 +49,13 @@ class Access:
         bus: address, credentials included.
         job: name of the job.
         secret: the job's secret; empty where it is not known.
+        link_tls: folder with the certificate for links; empty: links are not encrypted.
     """
 
     bus: str
     job: str
     secret: str = ""
+    link_tls: str = ""
 
 
 def find(bus: str | None, job: str | None, *, secret: bool = False) -> Access:
@@ -63,14 +68,19 @@ def find(bus: str | None, job: str | None, *, secret: bool = False) -> Access:
         ConfigError: it cannot be told; says which flag is missing.
     """
     known = os.environ.get("TRAINMOVER_SECRET", "")
+    link_tls = os.environ.get("TRAINMOVER_LINK_TLS", "")
+    if bus is not None and "://" not in bus and os.path.isdir(bus):
+        given = read_credentials(Path(bus))
+        bus, job = given.bus, job or given.job or None
+        known, link_tls = known or given.secret, link_tls or given.link_tls
     if bus is not None and job is not None:
         if secret and not known:
             known = _local_secret(job)
-        return Access(bus, job, known)
+        return Access(bus, job, known, link_tls)
     if bus is not None:
         raise ConfigError("with --bus, say which job with --job too")
     entry = registry.find(job)
-    return Access(entry.bus, entry.job, known or (entry.secret if secret else ""))
+    return Access(entry.bus, entry.job, known or (entry.secret if secret else ""), link_tls)
 
 
 def _local_secret(job: str) -> str:

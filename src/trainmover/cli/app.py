@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainmover import logs
-from trainmover.cli import contract, events, operate, programs, run, simulate
+from trainmover.cli import contract, credentials, events, operate, programs, run, simulate, submit
 from trainmover.version import __version__
 
 SCRIPT_CONTEXT = {"allow_interspersed_args": False}
@@ -67,4 +67,7 @@ app.add_typer(events.events, name="events", rich_help_panel=WATCH)
 app.command(rich_help_panel=WATCH)(events.decode)
 app.command(rich_help_panel=PARTS)(programs.service)
 app.command(rich_help_panel=PARTS)(programs.machine)
+app.command(rich_help_panel=PARTS, context_settings=SCRIPT_CONTEXT)(submit.submit)
+app.command(rich_help_panel=PARTS)(submit.wait)
+app.command(rich_help_panel=PARTS)(credentials.credentials)
 app.command(rich_help_panel=PARTS)(simulate.simulate)

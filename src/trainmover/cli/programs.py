@@ -92,7 +92,8 @@ async def _machine(access: Access, name: str, slots: int, host: str, once: bool)
         # Many programs may be starting at once on a small computer.
         bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}", limit=START_SECONDS)
         try:
-            agent = Agent(bus, MachineConfig(name, slots, host, access.secret))
+            config = MachineConfig(name, slots, host, access.secret, link_tls=access.link_tls)
+            agent = Agent(bus, config)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, agent.stop)

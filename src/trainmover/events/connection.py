@@ -26,7 +26,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -35,6 +34,7 @@ from nats.errors import Error as NatsError
 from nats.errors import SlowConsumerError
 
 from trainmover.errors import BusError
+from trainmover.events.address import read_address
 from trainmover.events.tasks import check_cancelled, end_tasks
 
 PING_SECONDS: Final = 1
@@ -87,17 +87,17 @@ class Connection:
     def __init__(self, url: str, name: str, token: str | None) -> None:
         self.name = name
         self.generation = 0
-        self.inbox = f"_INBOX.{uuid.uuid4().hex}"
+        self._address = read_address(url)
+        self.inbox = f"{self._address.inbox}.{uuid.uuid4().hex}"
         self.on_lost: list[Callable[[], None]] = []
         self.on_up: list[Callable[[], None]] = []
-        self._servers = [part.strip() for part in url.split(",") if part.strip()]
         self._token = token
         self._client: _Client | None = None
         self._since = 0.0
         self._routes: list[Route] = []
         self._lost = asyncio.Event()
         self._trouble = "no answer"
-        self._denied: list[str] = []
+        self._denied: set[str] = set()
         self._heard = 0
         self._tokens = itertools.count()
         self._barriers: dict[bytes, asyncio.Future[None]] = {}
@@ -112,8 +112,6 @@ class Connection:
             BusError: not within ``limit`` seconds; says what to check.
         """
         self = cls(url, name, token)
-        if not self._servers:
-            raise BusError("the address of the bus is empty: give one like nats://127.0.0.1:4222")
         self._routes.append(Route(f"{self.inbox}.beat", self._on_beat, None))
         try:
             async with asyncio.timeout(limit):
@@ -129,7 +127,7 @@ class Connection:
     @property
     def where(self) -> str:
         """Addresses without what is secret in them."""
-        return ", ".join(_without_secrets(server) for server in self._servers)
+        return str(self._address)
 
     @property
     def connected_for(self) -> float:
@@ -198,11 +196,16 @@ class Connection:
                 await self.unsubscribe(routes)
                 raise BusError(f"{self.name} cannot subscribe at {self.where}: {_text(error)}") from error
             # The connection broke: the supervisor subscribes these again with all others.
-        denied = [route.subject for route in routes if any(route.subject in text for text in self._denied)]
+        denied = [route.subject for route in routes if self.denied(route.subject)]
         if denied:
             await self.unsubscribe(routes)
             raise BusError(f"the server does not permit {self.name} to read {', '.join(denied)}")
         return routes
+
+    def denied(self, subject: str) -> bool:
+        """Whether the server has said, on this connection, that this user may not use a subject."""
+        quoted = f'"{subject}"'.lower()  # the client library tells errors in lower case
+        return any(quoted in text.lower() for text in self._denied)
 
     async def unsubscribe(self, routes: Sequence[Route]) -> None:
         """Forget subscriptions; never raises."""
@@ -288,10 +291,14 @@ class Connection:
             if client is self._client:
                 self._lose("the connection was closed")
 
-        token: dict[str, Any] = {} if self._token is None else {"token": self._token}
+        options: dict[str, Any] = {} if self._token is None else {"token": self._token}
+        if self._address.tls is not None:
+            # Before anything else is said: a server that offers plain text is not talked to.
+            options |= {"tls": self._address.tls, "tls_handshake_first": True}
         await client.connect(
-            servers=list(self._servers),
+            servers=list(self._address.servers),
             name=self.name,
+            inbox_prefix=self._address.inbox,
             # One try, no reconnecting: recovery is ours.
             allow_reconnect=False,
             max_reconnect_attempts=1,
@@ -303,7 +310,7 @@ class Connection:
             error_cb=on_error,
             disconnected_cb=on_end,
             closed_cb=on_end,
-            **token,
+            **options,
         )
         for route in list(self._routes):
             await self._subscribe(client, route)
@@ -344,8 +351,9 @@ class Connection:
                     if route.current is error.sub and route.on_gap is not None:
                         route.on_gap()
             elif "permissions violation" in text.lower():
-                self._denied.append(text)
-                logger.warning("%s: %s", self.name, text)
+                if text not in self._denied:
+                    logger.warning("%s: %s", self.name, text)
+                self._denied.add(text)
             self._trouble = text
             logger.debug("%s: %s", self.name, text)
         except Exception:
@@ -405,11 +413,6 @@ async def _discard(client: Client) -> None:
     writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
     if writer is not None:
         writer.transport.abort()
-
-
-def _without_secrets(url: str) -> str:
-    parts = urlsplit(url if "//" in url else f"nats://{url}")
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _text(error: BaseException) -> str:

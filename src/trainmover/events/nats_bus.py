@@ -7,7 +7,7 @@ machine counts as absent (``probes``).
 
 Subjects: ``trainmover.<job>.<area>.<event>`` is kept by the stream ``TRAINMOVER_<job>`` (one
 filter per area); un-journalled ``trainmover.<job>.sample.<event>.<machine>`` and probes
-``trainmover.<job>.probe.<machine>`` are core NATS only.
+``trainmover-probe.<job>.<machine>`` are core NATS only.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ from trainmover.events.tasks import end_tasks
 DUPLICATE_WINDOW: Final = 120.0
 """Seconds in which the stream drops a second message with the same id."""
 
+CREATE_SECONDS: Final = 10.0
+ASK_SECONDS: Final = 2.0
+WAIT_SECONDS: Final = 0.25
+"""Making the log: how long one try may take, how long asking for it, and the pause between two questions."""
+
 DEAD_LETTERS: Final = 50
 """Dead letters per minute at most; a flood of bad messages must not become a flood of letters."""
 
@@ -51,9 +56,12 @@ logger = logging.getLogger(__name__)
 class NatsBus(Bus):
     """See :class:`trainmover.events.bus.Bus`; made by :meth:`connect`."""
 
-    def __init__(self, connection: Connection, job: str, publisher: Publisher, prober: Prober) -> None:
+    def __init__(
+        self, connection: Connection, job: str, publisher: Publisher, prober: Prober, *, letters: bool
+    ) -> None:
         self._connection = connection
         self._job = job
+        self._may_write_letters = letters
         self._publisher = publisher
         self._prober = prober
         self._stream = stream_name(job)
@@ -84,7 +92,8 @@ class NatsBus(Bus):
             job: the job's name.
             name: the program's name, as in ``Envelope.source``; it signs dead letters.
             token: what the server wants to see.
-            create: make the job's stream if it is not there (a mere reader may not).
+            create: make the job's stream if it is not there; a program whose account may not do that
+                waits for it.  False for a mere reader, who says nothing of bad messages either.
             replicas: copies of the stream in a cluster of servers, when it is made.
             limit: seconds that all of this may take.
 
@@ -104,7 +113,7 @@ class NatsBus(Bus):
         except BaseException:
             await connection.close()
             raise
-        return cls(connection, job, publisher, prober)
+        return cls(connection, job, publisher, prober, letters=create)
 
     @property
     def job(self) -> str:
@@ -209,7 +218,8 @@ class NatsBus(Bus):
             return decode_message(headers, body, subject)
         except DecodeError as error:
             logger.warning("%s: %s", self._connection.name, error)
-            if news and subject != f"{SUBJECT_ROOT}.{self._job}.{DeadLetter.type}":
+            known = subject == f"{SUBJECT_ROOT}.{self._job}.{DeadLetter.type}"
+            if news and self._may_write_letters and not known:
                 self._letter(subject, headers or {}, body, str(error))
             return None
 
@@ -262,12 +272,18 @@ async def _make_stream(connection: Connection, job: str, replicas: int, deadline
     subjects = [f"{SUBJECT_ROOT}.{job}.{area}.>" for area in AREAS]
     loop = asyncio.get_running_loop()
     said = "no answer"
+    creating = f"$JS.API.STREAM.CREATE.{name}"
     while loop.time() < deadline:
         try:
-            jetstream = connection.client.jetstream(timeout=max(0.1, deadline - loop.time()))
+            patience = CREATE_SECONDS if not connection.denied(creating) else ASK_SECONDS
+            jetstream = connection.client.jetstream(timeout=max(0.1, min(patience, deadline - loop.time())))
             try:
                 info = await jetstream.stream_info(name)
             except NotFoundError:
+                if connection.denied(creating):
+                    said = "it is not there, and this program's account may not make it: submit the job"
+                    await asyncio.sleep(WAIT_SECONDS)
+                    continue
                 await jetstream.add_stream(
                     StreamConfig(
                         name=name,
@@ -281,7 +297,8 @@ async def _make_stream(connection: Connection, job: str, replicas: int, deadline
                 )
                 return
             missing = set(subjects) - set(info.config.subjects or [])
-            if missing or not info.config.allow_direct:
+            updating = f"$JS.API.STREAM.UPDATE.{name}"
+            if (missing or not info.config.allow_direct) and not connection.denied(updating):
                 info.config.subjects = sorted({*subjects, *(info.config.subjects or [])})
                 info.config.allow_direct = True
                 await jetstream.update_stream(info.config)

@@ -18,7 +18,10 @@ from typing import Final
 from trainmover.errors import BusError
 from trainmover.events.bus import ProbeAnswer
 from trainmover.events.connection import Arrived, Connection
-from trainmover.events.envelope import SUBJECT_ROOT
+
+PROBE_ROOT: Final = "trainmover-probe"
+"""First part of the subjects of probes.  Not that of the events: whoever subscribes to all of those would
+be somebody who listens, and the server could not say that nobody does."""
 
 ABSENCE_SECONDS: Final = 0.15
 """Nobody must have listened for this long."""
@@ -38,7 +41,7 @@ class Prober:
 
     def __init__(self, connection: Connection, job: str) -> None:
         self._connection = connection
-        self._base = f"{SUBJECT_ROOT}.{job}.probe"
+        self._base = f"{PROBE_ROOT}.{job}"
         self._numbers = itertools.count()
         self._answers: dict[str, asyncio.Queue[bool]] = {}
 

@@ -119,11 +119,17 @@ class Publisher:
         except TimeoutError:
             missing = [message for number, message in self._waiting.items() if number < last]
             names = ", ".join(message.id for message in missing[:3])
-            why = next((message.refusal for message in missing if message.refusal), "no acknowledgement")
+            why = next((why for message in missing if (why := self._refusal(message))), "no acknowledgement")
             raise BusError(
                 f"{len(missing)} events are not in the log after {limit:g} s ({why}), first {names}:"
                 " check that JetStream is up and that this program may publish there"
             ) from None
+
+    def _refusal(self, message: _Message) -> str:
+        """Why a message is not in the log, as far as the server has told."""
+        if self._connection.denied(message.subject):
+            return f"this program's account may not publish on {message.subject}"
+        return message.refusal
 
     async def close(self) -> None:
         """Stop sending; never raises."""

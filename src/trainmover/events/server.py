@@ -23,11 +23,13 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -47,11 +49,35 @@ log_file: {log}
 pid_file: {pid}
 max_payload: {max_payload}
 write_deadline: "5s"
-{authorization}jetstream {{
+{authorization}{tls}jetstream {{
   store_dir: {store}
   sync_interval: always
 }}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Users with permissions, instead of one token; see ``trainmover.access``.
+
+    Attributes:
+        block: the part of the configuration that lists them.
+        user: one of them, as whom the driver finds out whether the server is ready.
+        password: that user's.
+        tls: folder with ``cert.pem``, ``key.pem`` and ``ca.pem``; None: plain text.
+    """
+
+    block: str
+    user: str
+    password: str
+    tls: Path | None = None
+
+
+def tls_block(folder: Path) -> str:
+    """The part of a configuration that makes the server prove who it is, by what is in a folder."""
+    cert, key = (json.dumps(str(folder / name)) for name in ("cert.pem", "key.pem"))
+    # "auto": our programs speak TLS from the first byte; other clients may wait for the server's greeting.
+    return f"tls {{\n  cert_file: {cert}\n  key_file: {key}\n  handshake_first: auto\n  timeout: 5\n}}\n"
 
 
 def find_server() -> str:
@@ -76,6 +102,7 @@ class NatsServer:
     Args:
         folder: where its store, configuration and log live; made if missing.
         token: what clients must show; None: anybody on this host may connect.
+        accounts: users with permissions, instead of a token.
         host: address to listen on.
         port: fixed port; None: a free one, kept over restarts.
 
@@ -83,11 +110,18 @@ class NatsServer:
     """
 
     def __init__(
-        self, folder: Path, *, token: str | None = None, host: str = "127.0.0.1", port: int | None = None
+        self,
+        folder: Path,
+        *,
+        token: str | None = None,
+        accounts: Accounts | None = None,
+        host: str = "127.0.0.1",
+        port: int | None = None,
     ) -> None:
         self.folder = folder.resolve()
         self.host = host
         self.token = token
+        self.accounts = accounts
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -106,14 +140,15 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """Address for clients, without the token.
+        """Address for clients, without token, user or certificates.
 
         Raises:
             BusError: the server was never started, so it has no port.
         """
         if self._port is None:
             raise BusError(f"{self!r} was not started: it has no port yet")
-        return f"nats://{self.host}:{self._port}"
+        encrypted = self.accounts is not None and self.accounts.tls is not None
+        return f"{'tls' if encrypted else 'nats'}://{self.host}:{self._port}"
 
     @property
     def log_file(self) -> Path:
@@ -202,7 +237,11 @@ class NatsServer:
         return self.folder / "ports"
 
     def _config(self) -> str:
-        token = "" if self.token is None else f"authorization {{ token: {json.dumps(self.token)} }}\n"
+        let_in = "" if self.token is None else f"authorization {{ token: {json.dumps(self.token)} }}\n"
+        tls = ""
+        if self.accounts is not None:
+            let_in = self.accounts.block
+            tls = "" if self.accounts.tls is None else tls_block(self.accounts.tls)
         return _CONFIG.format(
             host=self.host,
             port=-1 if self._port is None else self._port,
@@ -211,7 +250,8 @@ class NatsServer:
             pid=json.dumps(str(self.folder / "nats-server.pid")),
             store=json.dumps(str(self.store)),
             max_payload=MAX_PAYLOAD,
-            authorization=token,
+            authorization=let_in,
+            tls=tls,
         )
 
     def _wait_ready(self, deadline: float, limit: float) -> None:
@@ -225,7 +265,7 @@ class NatsServer:
                 # From its file even when the port is fixed: another may answer on a taken port.
                 port = self._read_port()
                 if port is not None:
-                    _ping(self.host, port, self.token, max(0.05, deadline - time.monotonic()))
+                    self._ping(port, max(0.05, deadline - time.monotonic()))
                     self._port = port
                     return
             except (OSError, ValueError) as error:
@@ -233,9 +273,36 @@ class NatsServer:
             time.sleep(0.005)
         raise BusError(f"nats-server was not ready within {limit:g} s ({said}): {self._last_words()}")
 
+    def _ping(self, port: int, limit: float) -> None:
+        """One whole exchange as a client: INFO, CONNECT, PING, PONG.
+
+        Raises:
+            OSError: no connection, or it was closed.
+            ValueError: the answer is not that of a server that lets us in.
+        """
+        options: dict[str, object] = {"verbose": False, "pedantic": False, "lang": "python"}
+        options["name"] = "trainmover-ready"
+        if self.accounts is not None:
+            options |= {"user": self.accounts.user, "pass": self.accounts.password}
+        elif self.token is not None:
+            options["auth_token"] = self.token
+        with contextlib.ExitStack() as stack:
+            sock = stack.enter_context(socket.create_connection((self.host, port), timeout=limit))
+            if self.accounts is not None and self.accounts.tls is not None:
+                context = ssl.create_default_context(cafile=str(self.accounts.tls / "ca.pem"))
+                sock = stack.enter_context(context.wrap_socket(sock, server_hostname=self.host))
+            answers = stack.enter_context(sock.makefile("rb"))
+            if not answers.readline(1 << 16).startswith(b"INFO "):
+                raise ValueError("no INFO from the server")
+            sock.sendall(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
+            answer = answers.readline(4096).strip()
+            if answer != b"PONG":
+                raise ValueError(f"the server said {answer[:200]!r}, not PONG")
+
     def _read_port(self) -> int | None:
         for file in self._ports.glob(f"*_{self.pid}.ports"):
-            for url in json.loads(file.read_text("utf-8")).get("nats", []):
+            ports = json.loads(file.read_text("utf-8"))
+            for url in (*ports.get("nats", []), *ports.get("tls", [])):
                 return int(url.rpartition(":")[2])
         return None
 
@@ -246,25 +313,6 @@ class NatsServer:
                 if lines:
                     return f"{lines[-1]} (see {file})"
         return f"it wrote no log in {self.folder}"
-
-
-def _ping(host: str, port: int, token: str | None, limit: float) -> None:
-    """One whole exchange as a client: INFO, CONNECT, PING, PONG.
-
-    Raises:
-        OSError: no connection, or it was closed.
-        ValueError: the answer is not that of a server that lets us in.
-    """
-    options = {"verbose": False, "pedantic": False, "lang": "python", "name": "trainmover-ready"}
-    if token is not None:
-        options["auth_token"] = token
-    with socket.create_connection((host, port), timeout=limit) as sock, sock.makefile("rb") as answers:
-        if not answers.readline(1 << 16).startswith(b"INFO "):
-            raise ValueError("no INFO from the server")
-        sock.sendall(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
-        answer = answers.readline(4096).strip()
-        if answer != b"PONG":
-            raise ValueError(f"the server said {answer[:200]!r}, not PONG")
 
 
 def _die_with_parent() -> Callable[[], None] | None:

@@ -41,6 +41,7 @@ from trainmover.machine.lives import Ending, MachineConfig
 from trainmover.machine.rank_socket import RankLine, RankSocket
 from trainmover.machine.ranks import Rank, Ranks
 from trainmover.machine.relay import Relay
+from trainmover.machine.says import RANK_SAYS
 from trainmover.machine.vitals import GpuVitals, ProcessVitals
 
 RELEASE_PATIENCE: Final = 5.0
@@ -260,7 +261,8 @@ class Agent:
     def _rank_said(self, line: RankLine, event: say.Event) -> None:
         rank = self._ranks.of(line.pid)
         named = getattr(event, "machine", self.config.name)
-        if rank is None or (named != self.config.name and not isinstance(event, say.MoveRequested)):
+        others = named != self.config.name and not isinstance(event, say.MoveRequested)
+        if rank is None or others or type(event) not in RANK_SAYS:
             log.warning("process %s said %s, which is not its to say; dropped", line.pid, event.type)
             return
         rank.note(event)
@@ -333,6 +335,7 @@ class Agent:
             secret=self.config.secret,
             port=environment.free_port(self.config.host),
             pid=os.getpid(),
+            link_tls=self.config.link_tls,
         )
 
     def _described(self, event: say.Event) -> say.JobSubmitted | None:

@@ -31,6 +31,7 @@ class Seat:
         secret: the job's secret, hex; authenticates links.
         port: a free port, for scripts that insist on MASTER_PORT; nothing of ours uses it.
         pid: process id of the machine program, the leader of its process group.
+        link_tls: folder with the certificate for links; empty: links are not encrypted.
     """
 
     job: str
@@ -41,6 +42,7 @@ class Seat:
     secret: str
     port: int
     pid: int
+    link_tls: str = ""
 
 
 def live(seat: Seat, job: JobSubmitted, launch: MachineLaunch) -> list[dict[str, str]]:
@@ -121,6 +123,7 @@ def _common(
         "TRAINMOVER_MACHINE_PID": str(seat.pid),
         "TRAINMOVER_HOST": seat.host,
         "TRAINMOVER_SECRET": seat.secret,
+        "TRAINMOVER_LINK_TLS": seat.link_tls,
         "TRAINMOVER_SEED": str(job.seed),
         "TRAINMOVER_RUN_DIR": job.run_dir,
         "TRAINMOVER_RANKS_PER_MACHINE": str(ranks_per_machine),

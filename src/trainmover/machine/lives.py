@@ -23,6 +23,7 @@ class MachineConfig:
         host: address under which other machines reach this one's ranks.
         secret: the job's secret, hex.
         beat_seconds: seconds between heartbeats.
+        link_tls: folder with the certificate for links; empty: links are not encrypted.
     """
 
     name: str
@@ -30,3 +31,4 @@ class MachineConfig:
     host: str = "127.0.0.1"
     secret: str = ""
     beat_seconds: float = BEAT_SECONDS
+    link_tls: str = ""

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Final
+from typing import ClassVar, Final
 
 from trainmover.events.bus import Bus
 from trainmover.events.catalogue import (
@@ -202,6 +202,8 @@ class LeaseBook:
 
 class LeaseDriver:
     """Feeds a book from a bus and tells the shell what it says."""
+
+    SAYS: ClassVar[frozenset[type[Event]]] = frozenset({LeaseExpired, LeaseReturned, LeaseStalled})
 
     def __init__(self, book: LeaseBook | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.book = book if book is not None else LeaseBook()

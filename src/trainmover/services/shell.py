@@ -34,7 +34,7 @@ from typing import Any, Final, Protocol
 from trainmover import logs
 from trainmover.errors import BusError
 from trainmover.events.bus import Bus, Feed
-from trainmover.events.catalogue import Event, JournalEntry, MachineProbed, TimerFired
+from trainmover.events.catalogue import DeadLetter, Event, JournalEntry, MachineProbed, TimerFired
 from trainmover.events.envelope import Envelope
 from trainmover.events.micro import Tally
 from trainmover.services.core import (
@@ -70,6 +70,9 @@ PAST_LIMIT: Final = 60.0
 
 FLUSH_LIMIT: Final = 2.0
 """Seconds that the last events may take to the log on a clean exit."""
+
+SHELL_SAYS: Final[frozenset[type[Event]]] = frozenset({TimerFired, JournalEntry, DeadLetter})
+"""What any service says beside what its core does; who probes says ``machine.probed`` too."""
 
 Clock = Callable[[], float]
 

@@ -48,6 +48,9 @@ WORLD = "world"
 BOUNDARY = "boundary"
 """Channel of votes, meetings and private-state mirrors."""
 
+CERTIFICATE_NAME = "link.trainmover"
+"""The name in the certificate of encrypted links; a peer is known by the job's secret, not by its name."""
+
 COLLECTIVE = "collective"
 """Channel of a process group's collectives."""
 

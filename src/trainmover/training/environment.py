@@ -63,6 +63,7 @@ class Environment:
     checkpoints: str = ""
     checkpoint_keep: int = 2
     resume: bool = False
+    link_tls: str = ""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment | None:
@@ -105,6 +106,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment | None:
             checkpoints=env.get("TRAINMOVER_CHECKPOINTS", ""),
             checkpoint_keep=int(env.get("TRAINMOVER_CHECKPOINT_KEEP") or 2),
             resume=env.get("TRAINMOVER_RESUME", "0") == "1",
+            link_tls=env.get("TRAINMOVER_LINK_TLS", ""),
         )
     except KeyError as error:
         raise ConfigError(

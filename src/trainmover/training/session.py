@@ -16,6 +16,7 @@ from dataclasses import replace
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.engine import Engine
+from trainmover.ccl.secure import LinkTls
 from trainmover.ccl.table import LinkTable, Peer, Plan, new_life
 from trainmover.errors import JobError, LinkError
 from trainmover.events.catalogue import (
@@ -91,7 +92,8 @@ class Session:
         self._roles: RolesFound | None = None
         self._on_roles: Callable[[RolesFound], None] | None = None
         self.on_place: Callable[[dict[str, tuple[int, ...]]], None] = lambda _: None
-        table = LinkTable(env.job, self.life, env.secret, env.host)
+        tls = LinkTls.read(env.link_tls) if env.link_tls else None
+        table = LinkTable(env.job, self.life, env.secret, env.host, tls=tls)
         self.engine = Engine(table, self._epoch_broke, self._link_lost)
         self.communicator = Communicator(self.engine, env.rank, env.world_size, env.ranks_per_machine, limit)
         self.control = ControlLine(env.socket, self._heard)
