@@ -37,10 +37,12 @@ RUN --mount=type=bind,target=/context \
     && pip wheel --no-deps --no-build-isolation --wheel-dir /build/wheel /build
 
 FROM environment AS services-installed
-RUN --mount=type=bind,from=package,source=/build/wheel,target=/wheel pip install --no-deps --no-index /wheel/*.whl
+RUN --mount=type=bind,from=package,source=/build/wheel,target=/wheel \
+    PIP_CONSTRAINT= pip install --no-deps --no-index /wheel/*.whl
 
 FROM environment-torch AS machine-installed
-RUN --mount=type=bind,from=package,source=/build/wheel,target=/wheel pip install --no-deps --no-index /wheel/*.whl
+RUN --mount=type=bind,from=package,source=/build/wheel,target=/wheel \
+    PIP_CONSTRAINT= pip install --no-deps --no-index /wheel/*.whl
 
 # -- images -------------------------------------------------------------------------------------------
 
