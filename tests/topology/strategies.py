@@ -55,3 +55,19 @@ def replacements(draw: st.DrawFn) -> tuple[Layout, Layout, Mapping[str, tuple[in
     changes = {leaver: f"s{i}" for i, leaver in enumerate(leavers)}
     groups = draw(st.one_of(groups_of(old), compact_groups_of(old)))
     return old, old.replaced(old.epoch + draw(st.integers(1, 3)), changes), groups
+
+
+@st.composite
+def reseatings(draw: st.DrawFn) -> tuple[Layout, Layout, Mapping[str, tuple[int, ...]]]:
+    """Two layouts of the same seats, of which any may be vacant in either but not all, and the groups."""
+    full = draw(layouts(max_machines=24))
+    groups = draw(st.one_of(groups_of(full), compact_groups_of(full)))
+    seats = range(len(full.machines))
+    machine = st.sampled_from(["", "", "stays", "stays", "new"])
+    both = []
+    for number in range(2):
+        names = {"": "", "stays": "m{}", "new": f"n{number}-{{}}"}
+        chosen = [names[draw(machine)].format(seat) for seat in seats]
+        chosen[draw(st.sampled_from(seats))] = f"there-{number}"
+        both.append(Layout(full.epoch + number, tuple(chosen), full.ranks_per_machine))
+    return both[0], both[1], groups

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.topology.strategies import positions
-from trainmover.topology import bracket, merges, reduce_in_order
+from trainmover.topology import bracket, merges, reduce_in_order, restricted
 from trainmover.topology.bracket import Bracket, leader
 
 
@@ -131,3 +131,24 @@ def test_values_are_left_alone() -> None:
     values = ["a", "b", "c"]
     assert reduce_in_order((0, 1, 2), values, lambda a, b: f"({a}{b})") == "((ab)c)"
     assert values == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("seats", "present", "expected"),
+    [
+        ((0, 1, 2, 3), (0, 1, 2, 3), "((0 + 1) + (2 + 3))"),
+        ((0, 1, 2, 3), (0, 2, 3), "(0 + (1 + 2))"),
+        ((0, 1, 2, 3), (0, 1, 2), "((0 + 1) + 2)"),
+        ((0, 1, 2, 3), (3,), "0"),
+        ((0, 0, 1, 1, 2, 2), (2, 3, 4, 5), "((0 + 1) + (2 + 3))"),
+    ],
+)
+def test_absent_members_are_left_out(seats: tuple[int, ...], present: tuple[int, ...], expected: str) -> None:
+    """What an absent member would have been combined with goes up as it is; the others get new numbers."""
+    assert str(restricted(bracket(seats), present)).replace(",", " +") == expected
+
+
+def test_only_leaves_can_be_kept() -> None:
+    """A bracketing without any member is none."""
+    with pytest.raises(ValueError, match="are not leaves"):
+        restricted(bracket((0, 1)), (2,))

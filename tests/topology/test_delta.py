@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.steps import steps_of
-from tests.topology.strategies import compact_groups_of, layouts, replacements
+from tests.topology.strategies import compact_groups_of, layouts, replacements, reseatings
 from trainmover.errors import ConfigError
 from trainmover.topology import Grid, Groups, Layout, delta, links_of
 from trainmover.topology.groups import as_groups
@@ -199,3 +199,15 @@ def test_the_worst_seat_of_a_large_job() -> None:
     change = delta(old, old.replaced(2, {"m0": "s0"}), groups)
     assert len(change.added) == len(change.dropped) < 400
     assert change.total > 1_000_000
+
+
+@settings(deadline=None)
+@given(reseatings())
+def test_seats_that_are_vacated_or_filled(case: Case) -> None:
+    """Whoever leaves without a joiner, or joins on a vacant seat: the delta of the whole link sets."""
+    old, new, groups = case
+    before, after = seated(old, links_of(old, groups)), seated(new, links_of(new, groups))
+    change = delta(old, new, groups)
+    assert (change.added, change.dropped) == (after - before, before - after)
+    assert change.total == len(after)
+    assert not any("" in (item.low_machine, item.high_machine) for item in after)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.topology.strategies import layouts
 from trainmover.errors import ConfigError
-from trainmover.topology import Layout, guardian_of, ward_of
+from trainmover.topology import VACANT, Layout, guardian_of, ward_of
 
 THREE = Layout(4, ("m0", "m1", "m2"), 2)
 
@@ -152,3 +152,43 @@ def test_every_rank_guards_exactly_one(machines: int, ranks_per_machine: int) ->
 def test_a_lone_machine_guards_itself() -> None:
     """With one machine there is nowhere else to keep anything."""
     assert [guardian_of(rank, 4, 4) for rank in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_seat_can_be_vacated_and_filled_again() -> None:
+    """The world keeps its size; who sat there has no ranks any more, and whoever comes gets them."""
+    shrunk = THREE.reseated(5, {1: VACANT})
+    assert str(shrunk) == "epoch 5 [0:m0 1:- 2:m2] x2"
+    assert (shrunk.world_size, shrunk.vacant, shrunk.present) == (6, {1}, [0, 1, 4, 5])
+    assert list(shrunk.ranks_of("m1")) == []
+    assert shrunk.machine_of(2) == VACANT
+    grown = shrunk.reseated(6, {1: "s0"})
+    assert (grown.machines, grown.vacant) == (("m0", "s0", "m2"), frozenset())
+    assert shrunk.replaced(6, {"m0": "s0"}).vacant == {1}
+
+
+def test_seats_can_be_vacated_only_where_there_are_some() -> None:
+    """A position must be there, a machine sits once, epochs grow."""
+    with pytest.raises(ConfigError, match="there is no position 3"):
+        THREE.reseated(5, {3: VACANT})
+    with pytest.raises(ConfigError, match="two positions"):
+        THREE.reseated(5, {1: "m2"})
+    with pytest.raises(ConfigError, match="epoch 4 does not follow epoch 4"):
+        THREE.reseated(4, {1: VACANT})
+
+
+@given(st.data(), st.integers(1, 20), st.integers(1, 4))
+def test_the_next_seat_that_is_taken_guards(data: st.DataObject, machines: int, per_machine: int) -> None:
+    """Among those who are present guarding is as even as at full strength, also of who is absent."""
+    taken = data.draw(st.sets(st.integers(0, machines - 1), min_size=1))
+    names = tuple(f"m{seat}" if seat in taken else VACANT for seat in range(machines))
+    layout = Layout(1, names, per_machine)
+    assert sorted(layout.guardian(rank) for rank in layout.present) == layout.present
+    for rank in layout.present:
+        assert layout.ward(layout.guardian(rank)) == rank == layout.guardian(layout.ward(rank))
+    for rank in range(layout.world_size):
+        guardian = layout.guardian(rank)
+        assert guardian in layout.present
+        assert guardian % per_machine == rank % per_machine
+        between = range(rank // per_machine + 1, rank // per_machine + machines)
+        nearest = next((seat % machines for seat in between if seat % machines in taken), rank // per_machine)
+        assert guardian // per_machine == nearest

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.topology.strategies import groups_of, layouts
-from trainmover.topology import Layout, Link, boundary_links, group_links, guardian_of, links_of, merges
+from tests.topology.strategies import groups_of, layouts, reseatings
+from trainmover.topology import (
+    Layout,
+    Link,
+    boundary_links,
+    bracket,
+    group_links,
+    guardian_of,
+    links_at,
+    links_of,
+    merges,
+    merges_of,
+    restricted,
+)
+from trainmover.topology.groups import as_groups
 from trainmover.topology.links import BOUNDARY, COLLECTIVE, MESH_LIMIT, WORLD, edges, link, seated
 
 
@@ -165,3 +179,26 @@ def test_seats_name_the_machines() -> None:
     """A seated link says which machine holds each end."""
     (item,) = seated(Layout(1, ("m7", "m3"), 2), [link("g", "c", 3, 1)])
     assert (item.low_machine, item.high_machine) == ("m7", "m3")
+
+
+@given(reseatings())
+def test_who_is_absent_has_no_link_and_the_rest_can_walk(
+    case: tuple[Layout, Layout, Mapping[str, tuple[int, ...]]],
+) -> None:
+    """With vacant seats what is left of a walk has its links, and a rank finds its own alone."""
+    layout, _, groups = case
+    per_machine, vacant = layout.ranks_per_machine, layout.vacant
+    whole = links_of(layout, groups)
+    for rank in layout.present:
+        mine = {item for item in whole if rank in (item.low, item.high)}
+        assert links_at(rank, layout.world_size, per_machine, as_groups(groups), vacant) == mine
+    for name, ranks in groups.items():
+        here = tuple(m for m, rank in enumerate(ranks) if rank // per_machine not in vacant)
+        if not here:
+            continue
+        tree = restricted(bracket(tuple(rank // per_machine for rank in ranks)), here)
+        for into, source in merges_of(tree):
+            assert link(name, COLLECTIVE, ranks[here[into]], ranks[here[source]]) in whole
+    for rank in layout.present:
+        guardian = layout.guardian(rank)
+        assert guardian == rank or link(WORLD, BOUNDARY, rank, guardian) in whole
