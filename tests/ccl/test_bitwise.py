@@ -30,7 +30,7 @@ from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine, combine_of
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
-from trainmover.topology.bracket import cells, reduce_in_order
+from trainmover.topology.bracket import bracket, cells, reduce_in_order
 from trainmover.topology.members import MESH_LIMIT, is_layered
 
 TAG = tag_of("all_reduce")
@@ -165,7 +165,9 @@ class Algorithm:
         """Whether it can carry this reduction out."""
         if self.layered and not is_layered([len(cell) for cell in cells(case.positions)]):
             return False
-        if self.even and not (case.size <= MESH_LIMIT and halving_walks.fits(case.positions)):
+        if self.even and not (
+            case.size <= MESH_LIMIT and halving_walks.fits(bracket(case.positions), case.size)
+        ):
             return False
         return not (self.beside or self.layered) or 1 < case.size <= MESH_LIMIT
 

@@ -74,7 +74,7 @@ def test_all_reduce_follows_the_bracketing(worlds, size: int, count: int) -> Non
     parts = values(size, count)
     expected = reference(world, parts)
     ways = [walks.all_reduce, doubling_walks.all_reduce]
-    if halving_walks.fits(world[0].comm.view("g", tuple(range(size))).positions):
+    if halving_walks.fits(world[0].comm.view("g", tuple(range(size))).tree, size):
         ways.append(halving_walks.all_reduce)
     assert (len(ways) == 3) == (size in (1, 2, 4))
     for walk in ways:

@@ -7,6 +7,10 @@ tree and a ring (:mod:`tree_walks`); the links follow the same limit.  What no t
 whose members are all on one machine moves larger tensors through shared windows (:mod:`shared_walks`);
 with equally many members on each of several machines, large sums are made in layers
 (:mod:`layered_walks`).  Results have the same bits in every case.
+
+Members that are absent (nobody has their seats) take no part: sums leave them out, what would come from
+them is zero, what would go to them is dropped, and in the place of an absent root of a broadcast the first
+member that is there speaks (replicas have the same to say).
 """
 
 from __future__ import annotations
@@ -54,6 +58,11 @@ def _layered(group: Group) -> bool:
     return is_layered([len(cell) for cell in cells(group.positions)])
 
 
+def _zero(outputs: Iterable[torch.Tensor]) -> None:
+    for output in outputs:
+        output.zero_()
+
+
 def on_demand(name: str, size: int, peer: int | None) -> Iterable[int]:
     """Members that a call sends to over links made on demand, so that a coming epoch prepares them.
 
@@ -69,6 +78,7 @@ def on_demand(name: str, size: int, peer: int | None) -> Iterable[int]:
 
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
+    group = group.present
     if flat.nbytes >= SHARED_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
@@ -84,12 +94,15 @@ def _over_links(group: Group, flat: torch.Tensor, combine: Combine, tag: int) ->
     if flat.nbytes <= DOUBLING_BYTES:
         walk = doubling_walks.all_reduce
     else:
-        walk = halving_walks.all_reduce if halving_walks.fits(group.positions) else walks.all_reduce
+        walk = halving_walks.all_reduce if halving_walks.fits(group.tree, group.size) else walks.all_reduce
     return (yield from walk(group, flat, combine, tag))
 
 
 def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: int) -> Steps:
     """The root ends with the canonical combination; in place there, untouched elsewhere."""
+    if root in group.absent:
+        return
+    group, root = group.present, group.there.index(root)
     if flat.nbytes >= SHARED_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
@@ -107,6 +120,8 @@ def reduce_scatter(
     tag: int,
 ) -> Steps:
     """Member i ends with the combination of everybody's run ``bounds[i]``; ``inputs`` is used up."""
+    bounds = [bounds[member] for member in group.there] if group.absent else bounds
+    group = group.present
     if inputs.nbytes >= SHARED_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
@@ -116,6 +131,9 @@ def reduce_scatter(
 
 def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
     """Everybody ends with the root's tensor; in place."""
+    if group.absent:
+        root = 0 if root in group.absent else group.there.index(root)
+        group = group.present
     if flat.nbytes >= SHARED_BROADCAST_BYTES and group.size > 2 and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
@@ -126,6 +144,9 @@ def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
 
 def all_gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor], tag: int) -> Steps:
     """Every member ends with everybody's tensor; ``outputs`` by group rank."""
+    if group.absent:
+        _zero(outputs[member] for member in group.absent)
+        outputs, group = [outputs[member] for member in group.there], group.present
     if sum(output.nbytes for output in outputs) >= SHARED_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
@@ -137,11 +158,21 @@ def all_gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor]
 
 def gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor], root: int, tag: int) -> Steps:
     """The root ends with everybody's tensor; ``outputs`` by group rank, empty elsewhere."""
+    if root in group.absent:
+        return
+    if group.absent:
+        if outputs:
+            _zero(outputs[member] for member in group.absent)
+            outputs = [outputs[member] for member in group.there]
+        group, root = group.present, group.there.index(root)
     return (yield from walks.gather(_mesh(group), mine, outputs, root, tag))
 
 
 def scatter(group: Group, inputs: Sequence[torch.Tensor], output: torch.Tensor, root: int, tag: int) -> Steps:
     """Member i ends with the root's i-th tensor; ``inputs`` by group rank, empty elsewhere."""
+    if group.absent:
+        inputs = [inputs[member] for member in group.there] if inputs else inputs
+        group, root = group.present, group.there.index(root)
     return (yield from walks.scatter(_mesh(group), inputs, output, root, tag))
 
 
@@ -149,6 +180,10 @@ def all_to_all(
     group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], tag: int
 ) -> Steps:
     """Member i ends with everybody's i-th input; sizes may differ."""
+    if group.absent:
+        _zero(outputs[member] for member in group.absent)
+        inputs, outputs = ([many[member] for member in group.there] for many in (inputs, outputs))
+        group = group.present
     return (yield from walks.all_to_all(_mesh(group), inputs, outputs, tag))
 
 

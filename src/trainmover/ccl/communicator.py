@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -29,16 +29,15 @@ from trainmover.ccl.tags import MESSAGE
 from trainmover.ccl.view import Group
 from trainmover.errors import LinkError
 from trainmover.topology.links import (
-    BOUNDARY,
     COLLECTIVE,
     WORLD,
     Link,
-    link,
+    links_at_boundary,
     links_in,
     pair_link,
     placed_links,
 )
-from trainmover.topology.members import Listed, Row, boundary_partners, members_of
+from trainmover.topology.members import Listed, Row, members_of
 
 __all__ = ["Call", "Communicator", "GroupInfo", "Place", "Player", "Tap"]
 
@@ -79,6 +78,8 @@ class Communicator:
         self.ranks_per_machine = ranks_per_machine
         self.limit = limit
         self.positions = positions
+        self.vacant: frozenset[int] = frozenset()
+        """Seats that nobody has in the current epoch; what their ranks would do is left out."""
         self.on_broken = on_broken
         self.groups: dict[str, GroupInfo] = {}
         self._views: dict[tuple[str, str], tuple[tuple[int, int, tuple[int, ...]], Group]] = {}
@@ -145,14 +146,13 @@ class Communicator:
         """Every lasting link of this rank: the boundary's and its groups'."""
         return self.links_at(self.place())
 
-    def links_at(self, place: Place) -> frozenset[Link]:
-        """Every lasting link that this process has or would have in a place."""
-        rank = place.rank
-        others = boundary_partners(rank, self.world_size, self.ranks_per_machine)
-        found = {link(WORLD, BOUNDARY, rank, other) for other in others}
+    def links_at(self, place: Place, vacant: Collection[int] | None = None) -> frozenset[Link]:
+        """Every lasting link that this process has or would have in a place, with some seats vacant."""
+        rank, vacant = place.rank, self.vacant if vacant is None else vacant
+        found = set(links_at_boundary(rank, self.world_size, self.ranks_per_machine, vacant))
         for info, (wire, ranks) in zip(list(self.groups.values()), place.groups, strict=True):
             members = info.members if ranks == info.ranks else members_of(ranks)
-            found |= self._links_in(wire, members, info.sends_to, rank)
+            found |= self._links_in(wire, members, info.sends_to, rank, vacant)
         return frozenset(found)
 
     # -- places --------------------------------------------------------------------------------
@@ -225,21 +225,41 @@ class Communicator:
 
     def _links_of(self, info: GroupInfo) -> frozenset[Link]:
         """A group's links at this rank; not kept, because a promotion changes the rank."""
-        return self._links_in(info.wire, info.members, info.sends_to, self.rank)
+        return self._links_in(info.wire, info.members, info.sends_to, self.rank, self.vacant)
 
-    def _links_in(self, wire: str, members: Row | Listed, sends_to: set[int], rank: int) -> frozenset[Link]:
+    def _links_in(
+        self, wire: str, members: Row | Listed, sends_to: set[int], rank: int, vacant: Collection[int]
+    ) -> frozenset[Link]:
         if rank not in members:
             return frozenset()
         if self.positions is None:
-            lasting = links_in(wire, COLLECTIVE, members, rank, self.ranks_per_machine)
+            lasting = links_in(wire, COLLECTIVE, members, rank, self.ranks_per_machine, vacant)
         else:
             everybodys = placed_links(wire, COLLECTIVE, members.ranks, self._places(members.ranks))
             lasting = frozenset(item for item in everybodys if rank in (item.low, item.high))
         return lasting | {
             pair_link(wire, rank, members.rank(member))
             for member in tuple(sends_to)
-            if members.rank(member) != rank
+            if members.rank(member) != rank and members.rank(member) // self.ranks_per_machine not in vacant
         }
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """Ranks whose seats nobody has in the current epoch."""
+        slots = range(self.ranks_per_machine)
+        return frozenset(seat * self.ranks_per_machine + slot for seat in self.vacant for slot in slots)
+
+    def check_there(self, rank: int, what: str) -> None:
+        """See that a rank is there whose part nobody else can play.
+
+        Raises:
+            LinkError: its seat is vacant.
+        """
+        if self.vacant and rank // self.ranks_per_machine in self.vacant:
+            raise LinkError(
+                f"rank {self.rank}: {what} needs rank {rank}, whose machine was lost and not replaced; only "
+                "ranks of one data-parallel replica may depend on each other alone while the job is shrunk"
+            )
 
     def _places(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Machine positions of some ranks."""
@@ -298,7 +318,10 @@ class Communicator:
         seen = self._views.get((name, channel))
         if seen is None or seen[0] != now:
             wire = self.groups[name].wire if channel == COLLECTIVE and name in self.groups else name
-            group = Group(self.engine, wire, channel, ranks, self._places(ranks), ranks.index(self.rank))
+            places = self._places(ranks)
+            gone = (member for member, place in enumerate(places) if place in self.vacant)
+            absent = frozenset(gone) if self.vacant else frozenset()
+            group = Group(self.engine, wire, channel, ranks, places, ranks.index(self.rank), absent)
             seen = self._views[name, channel] = (now, group)
         return seen[1]
 
@@ -307,6 +330,9 @@ class Communicator:
     def run(self, name: str, call: Call, key: str | None = None) -> Future[Any]:
         """Carry a call out; the future's value is the list of output tensors, or ``call.value``."""
         info = self.groups[name]
+        other = call.source if call.peer is None else call.peer
+        if self.vacant and call.name == MESSAGE and other is not None:
+            self.check_there(info.ranks[other], f"a message of group {name!r}")
         info.calls += 1
         call.number = info.calls
         info.sends_to.update(algorithms.on_demand(call.name, len(info.ranks), call.peer))

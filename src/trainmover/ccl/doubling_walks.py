@@ -16,7 +16,7 @@ import torch
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.view import Group, as_bytes
-from trainmover.topology.bracket import Bracket, bracket
+from trainmover.topology.bracket import Bracket
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,9 @@ class Swap:
 
 
 @cache
-def swaps(positions: tuple[int, ...], me: int) -> tuple[Swap, ...]:
+def swaps(tree: Bracket, me: int) -> tuple[Swap, ...]:
     """The rounds of one member, from the innermost bracket outwards."""
     found: list[Swap] = []
-    tree: Bracket = bracket(positions)
     while isinstance(tree, tuple):
         left, right = _members(tree[0]), _members(tree[1])
         inside = me in left
@@ -59,7 +58,7 @@ def _members(tree: Bracket) -> list[int]:
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member of a full mesh ends with the canonical combination of all; in place."""
     view = as_bytes(flat)
-    for swap in swaps(group.positions, group.me):
+    for swap in swaps(group.tree, group.me):
         transfers = [group.send_bytes(target, view, tag, flat) for target in swap.targets]
         room, received = group.stage(swap.source, flat, flat.numel(), tag)
         transfers.append(received)

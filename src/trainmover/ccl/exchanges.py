@@ -146,6 +146,7 @@ class Exchanges(Launcher):
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         output, memory = one(outputs, "scatter"), Memory()
         root = member(int(opts.rootRank), self._count, "scatter")
+        self._communicator.check_there(self._ranks[root], "scatter")
         parts: Tensors = []
         if self._me == root:
             parts = one_list(inputs, self._count, "scatter")

@@ -19,6 +19,7 @@ from trainmover.ccl.reduce import Combine
 from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group, as_bytes
 from trainmover.ccl.walks import pieces
+from trainmover.topology.bracket import Bracket
 
 PIECE_BYTES = 1024 * 1024
 """Halves are combined in pieces of this size, while the next one arrives."""
@@ -28,13 +29,12 @@ ALIGNED = 16
 
 
 @cache
-def fits(positions: tuple[int, ...]) -> bool:
+def fits(tree: Bracket, size: int) -> bool:
     """True when every bracket of the group has two halves of the same size."""
-    size = len(positions)
     rounds = size.bit_length() - 1
     return size == 1 << rounds and all(
-        len(swaps(positions, member)) == rounds
-        and all(swap.targets == (swap.source,) for swap in swaps(positions, member))
+        len(swaps(tree, member)) == rounds
+        and all(swap.targets == (swap.source,) for swap in swaps(tree, member))
         for member in range(size)
     )
 
@@ -49,7 +49,7 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
     def send(member: int, a: int, b: int) -> None:
         sends.append(group.send_bytes(member, view[a * item : b * item], tag, flat))
 
-    for swap in swaps(group.positions, group.me):
+    for swap in swaps(group.tree, group.me):
         middle = min(high, low + -(-(high - low) // (2 * ALIGNED)) * ALIGNED)
         first, last = (low, middle), (middle, high)
         (low, high), given = (first, last) if swap.left else (last, first)

@@ -25,18 +25,7 @@ def split(group: Group) -> tuple[Group, Group]:
     inside = cells(group.positions)
     (mine,) = (cell for cell in inside if group.me in cell)
     place = mine.index(group.me)
-    return _part(group, mine), _part(group, tuple(cell[place] for cell in inside))
-
-
-def _part(group: Group, members: tuple[int, ...]) -> Group:
-    return Group(
-        group.engine,
-        group.group,
-        group.channel,
-        tuple(group.ranks[member] for member in members),
-        tuple(group.positions[member] for member in members),
-        members.index(group.me),
-    )
+    return group.part(mine), group.part(tuple(cell[place] for cell in inside))
 
 
 AllReduce = Callable[[Group, torch.Tensor, Combine, int], Steps]

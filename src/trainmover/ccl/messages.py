@@ -98,7 +98,7 @@ class Messages(Launcher):
                 )
             missing = self._missing(limit, wait_all_ranks)
             answer = torch.tensor([rank in missing for rank in range(size)], dtype=torch.uint8)
-            for rank in range(1, size):
+            for rank in self._others_there():
                 if rank not in missing:
                     self.send([answer], rank, MONITOR)
             if missing:
@@ -119,12 +119,17 @@ class Messages(Launcher):
         if names:
             raise LinkError(f"{reached}: missing are {names}")
 
+    def _others_there(self) -> list[int]:
+        """The members but the first of those that are there."""
+        absent = self._communicator.absent
+        return [rank for rank in range(self._count) if self._ranks[rank] not in absent][1:]
+
     def _missing(self, limit: float, all_of_them: bool) -> list[int]:
         """Who did not report in time (on group rank 0)."""
         until = time.monotonic() + limit
         works = {
             rank: self.recv([torch.zeros(1, dtype=torch.uint8)], rank, MONITOR)
-            for rank in range(1, self._count)
+            for rank in self._others_there()
         }
         missing: list[int] = []
         for rank, work in works.items():

@@ -31,7 +31,7 @@ from trainmover.ccl.memory import Memory
 from trainmover.ccl.reduce import finish
 from trainmover.ccl.view import Group
 from trainmover.errors import LinkError
-from trainmover.topology.bracket import reduce_in_order
+from trainmover.topology.bracket import reduce_along
 
 Prepared = tuple[Call, Memory]
 
@@ -70,7 +70,8 @@ class Reductions(Launcher):
             everybodys = [
                 torch.sparse_coo_tensor(*pair, mine.shape, check_invariants=False) for pair in pairs
             ]
-            total = reduce_in_order(group.positions, everybodys, torch.add)
+            here = [everybodys[member] for member in group.there]
+            total = reduce_along(group.present.tree, here, torch.add)
             with torch.no_grad():
                 tensor.copy_(total.coalesce())
 

@@ -36,7 +36,7 @@ from trainmover.ccl.shared import BLOCK_BYTES, INPUT_BYTES, NAME_BYTES, Window
 from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group
 from trainmover.ccl.walks import pieces, slices
-from trainmover.topology.bracket import Bracket, bracket
+from trainmover.topology.bracket import Bracket
 
 NOTHING = memoryview(b"")
 
@@ -212,7 +212,7 @@ def _combine(
     The others' parts are in their windows, at an offset of so many elements.
     """
     item, count = mine.element_size(), mine.numel()
-    left, right = bracket(room.group.positions)  # type: ignore[misc]  # more than one member
+    left, right = room.group.tree  # type: ignore[misc]  # more than one member
     places = max(_places(left), _places(right) + 1) if isinstance(right, tuple) else _places(left)
     parts = [
         mine if member == room.group.me else window.input(room.step, mine, count, offset * item)

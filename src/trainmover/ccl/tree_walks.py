@@ -18,7 +18,7 @@ from trainmover.ccl.reduce import Combine
 from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group
 from trainmover.ccl.walks import pieces
-from trainmover.topology.bracket import bracket, leader, merges
+from trainmover.topology.bracket import Bracket, leader, merges_of
 
 PIECE_BYTES = 512 * 1024
 """Pieces climb one behind the other: small ones keep every level of the tree busy."""
@@ -26,7 +26,7 @@ PIECE_BYTES = 512 * 1024
 
 def family(group: Group) -> tuple[list[int], int | None]:
     """My children in the order in which they are combined, and my parent (None: the root)."""
-    steps = merges(group.positions)
+    steps = merges_of(group.tree)
     children = [source for into, source in steps if into == group.me]
     parents = [into for into, source in steps if source == group.me]
     return children, parents[0] if parents else None
@@ -67,7 +67,7 @@ def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: i
         if not (leads and group.me == root):
             sends.append(above[0].send(above[1], mine[a:b], tag))
     if group.me == root and not leads:
-        top = leader(bracket(group.positions))
+        top = leader(group.tree)
         yield sends
         yield [group.pairs.receive(top, flat[a:b], tag) for a, b in cuts]
     yield sends
@@ -90,10 +90,10 @@ def _climb(
 
 
 @cache
-def towards(positions: tuple[int, ...], root: int) -> tuple[int, ...]:
+def towards(tree: Bracket, size: int, root: int) -> tuple[int, ...]:
     """For each member its neighbour in the canonical tree on the way to ``root`` (which has itself)."""
-    neighbours: list[list[int]] = [[] for _ in positions]
-    for into, source in merges(positions):
+    neighbours: list[list[int]] = [[] for _ in range(size)]
+    for into, source in merges_of(tree):
         neighbours[into].append(source)
         neighbours[source].append(into)
     found = {root: root}
@@ -102,12 +102,12 @@ def towards(positions: tuple[int, ...], root: int) -> tuple[int, ...]:
         fresh = [other for other in neighbours[member] if other not in found]
         found.update((other, member) for other in fresh)
         todo += fresh
-    return tuple(found[member] for member in range(len(positions)))
+    return tuple(found[member] for member in range(size))
 
 
 def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
     """Everybody ends with the root's tensor, passed on piece by piece along the canonical tree."""
-    before = towards(group.positions, root)
+    before = towards(group.tree, group.size, root)
     after = [member for member in range(group.size) if before[member] == group.me != member]
     cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
     source = before[group.me]

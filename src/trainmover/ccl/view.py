@@ -1,5 +1,8 @@
 """A group as its walks see it: its members, the links to them, and staging memory for what they send.
 
+A group may have *absent* members, whose seats nobody has.  Walks run over :attr:`Group.present`, the group of
+the others alone; who calls a walk translates (:mod:`trainmover.ccl.algorithms`).
+
 Two kinds: a :class:`Group` uses the links of its channel, which its topology names and a plan
 prepares; a :class:`PairGroup` reaches any member over a link that is made on demand.  Walks are written
 against the first and run over either.
@@ -16,6 +19,7 @@ from trainmover.ccl.engine import Engine
 from trainmover.ccl.table import Slot
 from trainmover.ccl.transfer import Transfer
 from trainmover.errors import LinkError
+from trainmover.topology.bracket import Bracket, bracket, restricted
 from trainmover.topology.links import Link, link, pair_link
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -42,6 +46,8 @@ class Group:
         ranks: global ranks by group rank.
         positions: machine position of each member, for the canonical bracketing.
         me: own group rank.
+        absent: members that are not there, by group rank.
+        shape: the canonical bracketing, where it is not that of the positions: in a part of another group.
     """
 
     engine: Engine
@@ -50,12 +56,41 @@ class Group:
     ranks: tuple[int, ...]
     positions: tuple[int, ...]
     me: int
+    absent: frozenset[int] = frozenset()
+    shape: Bracket | None = None
     _slots: dict[int, Slot] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def size(self) -> int:
         """Number of members."""
         return len(self.ranks)
+
+    @cached_property
+    def tree(self) -> Bracket:
+        """The canonical bracketing of the members, absent ones among them."""
+        return bracket(self.positions) if self.shape is None else self.shape
+
+    @cached_property
+    def present(self) -> Group:
+        """The group of the members that are there, in their order: itself where all are."""
+        return self.part(self.there) if self.absent else self
+
+    @cached_property
+    def there(self) -> tuple[int, ...]:
+        """The members that are there, by group rank."""
+        return tuple(member for member in range(self.size) if member not in self.absent)
+
+    def part(self, members: tuple[int, ...]) -> Group:
+        """The group of some members, this rank among them, with what is left of the bracketing."""
+        return Group(
+            self.engine,
+            self.group,
+            self.channel,
+            tuple(self.ranks[member] for member in members),
+            tuple(self.positions[member] for member in members),
+            members.index(self.me),
+            shape=restricted(self.tree, members),
+        )
 
     @cached_property
     def others(self) -> list[int]:
@@ -65,7 +100,16 @@ class Group:
     @cached_property
     def pairs(self) -> PairGroup:
         """The same members, joined by links that are made on demand."""
-        return PairGroup(self.engine, self.group, self.channel, self.ranks, self.positions, self.me)
+        return PairGroup(
+            self.engine,
+            self.group,
+            self.channel,
+            self.ranks,
+            self.positions,
+            self.me,
+            self.absent,
+            self.shape,
+        )
 
     def slot(self, member: int) -> Slot:
         """The link to a member."""

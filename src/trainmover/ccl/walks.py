@@ -19,7 +19,7 @@ from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group, as_bytes
-from trainmover.topology.bracket import bracket, leader, merges
+from trainmover.topology.bracket import leader, merges_of
 
 NOTHING = memoryview(b"")
 
@@ -40,12 +40,12 @@ def pieces(start: int, end: int, item_bytes: int, piece_bytes: int) -> Iterator[
 
 def combine_in_place(group: Group, parts: list[torch.Tensor], combine: Combine, out: torch.Tensor) -> None:
     """Combine the members' parts canonically into ``out``; the parts are used up."""
-    steps = merges(group.positions)
+    steps = merges_of(group.tree)
     for number, (into, source) in enumerate(steps):
         last = number == len(steps) - 1
         combine(parts[into], parts[source], out if last else parts[into])
     if not steps:
-        out.copy_(parts[leader(bracket(group.positions))])
+        out.copy_(parts[leader(group.tree)])
 
 
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:

@@ -81,7 +81,7 @@ class IncidentView:
     """
 
     id: str
-    kind: Literal["failure", "move"]
+    kind: Literal["failure", "move", "grow"]
     machine: str
     joiner: str | None = None
     cause: str = ""

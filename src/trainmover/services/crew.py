@@ -9,6 +9,7 @@ that lives keeps its seat when everything starts again: its host has the data an
 
 from __future__ import annotations
 
+from trainmover.services.replicas import why_no_pause
 from trainmover.services.roster import Life, Roster, natural
 
 
@@ -23,7 +24,7 @@ def nothing_to_keep(roster: Roster) -> bool:
 
     With a checkpoint to go back to, a state that is on no machine any more is such a case, too: that of
     a seat which standby holds for this reason, or the private state of one whose keeper, the next seat,
-    is lost with it.
+    is lost with it (unless its replica can pause).
 
     A role whose representative was lost before its recording was whole can never be warmed.  That
     happens in the seconds after the first steps, so starting again costs less than a hold.
@@ -33,7 +34,7 @@ def nothing_to_keep(roster: Roster) -> bool:
         return False
     return (
         not roster.replaceable
-        or len(lost) == roster.size
+        or len(lost) == roster.taken
         or (roster.checkpointed and (roster.state_lost or _unkept(roster)))
         or any(_orphaned(roster, seat) for seat, _ in lost)
     )
@@ -41,7 +42,8 @@ def nothing_to_keep(roster: Roster) -> bool:
 
 def _unkept(roster: Roster) -> bool:
     seats = {seat for seat, _ in roster.lost()}
-    return any((seat + 1) % roster.size in seats for seat in seats)
+    unkept = {seat for seat in seats if roster.next_taken(seat) in seats}
+    return bool(unkept) and bool(why_no_pause(roster, unkept))
 
 
 def _orphaned(roster: Roster, seat: int) -> bool:

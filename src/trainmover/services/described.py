@@ -43,6 +43,8 @@ class Described:
         self._same_rows: dict[GroupRow, GroupRow] = {}
         self._replicas: dict[str, list[int]] | None = None
         self._groups: Groups | None = None
+        self._ties: tuple[dict[int, int], dict[int, list[int]]] | None = None
+        self._unsharing: set[int] = set()
 
     def note(self, event: RankDescribed) -> None:
         """A rank says what it is."""
@@ -51,10 +53,12 @@ class Described:
             return
         self.signatures[rank] = self._words.setdefault(event.signature, event.signature)
         self._states[rank] = self._words.setdefault(event.state, event.state)
+        if not event.shares:
+            self._unsharing.add(rank)
         self._rows[rank] = tuple(self._same_rows.setdefault(row, row) for row in event.groups)
         if event.stage is not None:
             self.stages[rank] = event.stage
-        self._replicas = self._groups = None
+        self._replicas = self._groups = self._ties = None
 
     def whole(self, world_size: int) -> bool:
         """Every rank was heard."""
@@ -85,6 +89,33 @@ class Described:
         at = bisect_right(alike, rank)
         others = (alike[place] for place in chain(range(at, len(alike)), range(at)))
         return (other for other in others if other != rank)
+
+    @property
+    def all_share(self) -> bool:
+        """Every rank that was heard asks for its shares of the batch."""
+        return not self._unsharing
+
+    def replica(self, rank: int) -> list[int]:
+        """The ranks of the data-parallel replica that a rank is in: those that groups tie to it.
+
+        A group ties its members when no two of them have the same state.
+        """
+        if self._ties is None:
+            parent = {other: other for other in self._states}
+            groups = self.groups(max(self._states, default=-1) + 1)
+            for name in groups:
+                members = groups[name]
+                if len({self._states.get(member, "") for member in members}) < len(members):
+                    continue
+                first = _root(parent, members[0])
+                for member in members[1:]:
+                    parent[_root(parent, member)] = first
+            found: dict[int, list[int]] = {}
+            for other in sorted(parent):
+                found.setdefault(_root(parent, other), []).append(other)
+            self._ties = {other: _root(parent, other) for other in parent}, found
+        roots, ties = self._ties
+        return ties[roots[rank]]
 
     def sources(self, rank: int, may: Callable[[int], bool], first: int, limit: int) -> tuple[int, ...]:
         """Up to ``limit`` other ranks with the state of this one, of those that ``may`` serve it.
@@ -119,6 +150,14 @@ class Described:
             for other in sorted(self._states):
                 self._replicas.setdefault(self._states[other], []).append(other)
         return self._replicas[self._states[rank]]
+
+
+def _root(parent: dict[int, int], rank: int) -> int:
+    """The rank that stands for all that are tied to this one."""
+    while parent[rank] != rank:
+        parent[rank] = parent[parent[rank]]
+        rank = parent[rank]
+    return rank
 
 
 def _members(row: GroupRow, world_size: int) -> Row | Listed | None:

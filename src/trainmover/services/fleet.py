@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 
 from trainmover.events.catalogue import Endpoint, RankStarted
 from trainmover.services.roster import Life, Roster
+from trainmover.topology import VACANT
 
 
 class Fleet:
@@ -38,7 +39,7 @@ class Fleet:
     def refresh(self) -> None:
         """Look again at the machines about which something changed."""
         roster = self._roster
-        for machine in roster.take_touched() | self._heard:
+        for machine in (roster.take_touched() | self._heard) - {VACANT}:
             life = (machine, roster.life(machine) or "")
             if any(self.of(life, seat) is None for seat in roster.seats_held(machine)):
                 self._absent.add(machine)

@@ -83,11 +83,13 @@ GAPS: Table[Gap] = {
         "state lost": Gap.HELD,
         "spare parked": Gap.ASSIGNED,
         "refused": Gap.CLOSED,
+        "replica pauses": Gap.HELD,
         "no spare": Gap.HELD,
     },
     Gap.HELD: {
         "moot": Gap.CLOSED,
         "spare parked": Gap.ASSIGNED,
+        "replica pauses": Gap.HELD,
     },
     Gap.ASSIGNED: {
         "moot": Gap.CLOSED,
@@ -136,6 +138,8 @@ class Incident:
     """Its state seems to be lost, and a switch that is on its way is waited for."""
     given_up: bool = False
     """That was waited for long enough."""
+    exhausted: bool = False
+    """It was said that no spare can take the seat, so that its replica pauses."""
 
     @property
     def live(self) -> bool:
@@ -194,8 +198,9 @@ class Book:
         return gap.asked.to if gap.asked is not None and self.is_move(gap) else None
 
     def wanted_roles(self) -> list[MachineRole]:
-        """Roles of the seats that wait for a spare."""
+        """Roles of the seats that wait for a spare, vacant ones among them."""
         waiting = [gap.seat for gap in self._live.values() if gap.state in (Gap.OPEN, Gap.HELD)]
+        waiting += self._roster.vacant
         return [role for seat in waiting if (role := self._roster.role_of(seat)) is not None]
 
 

@@ -6,7 +6,7 @@ follows from a transition.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,10 +54,19 @@ TABLE: Table[Phase] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An open assignment: this life takes that seat."""
+    """An open assignment: this life takes that seat; ``back``: a vacant one, of a replica that comes back."""
 
     seat: int
     joiner: Life
+    back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What the next layout changes: the open assignments that it carries out, and the seats it vacates."""
+
+    due: Mapping[str, Change]
+    vacated: Collection[int] = ()
 
 
 def by_seat(changes: Mapping[str, Change]) -> dict[int, Life]:

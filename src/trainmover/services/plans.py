@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from trainmover.events.catalogue import Endpoint, JoinerRank, LinkName, PlanReady, SwitchKind
 from trainmover.services.roster import Roster
-from trainmover.topology import Delta, Groups, Layout, SeatedLink, delta, guardian_of
+from trainmover.topology import Delta, Groups, Layout, SeatedLink, delta
 
 WHOLE = 4096
 """Ranks up to which a plan carries everything: some hundred kilobytes."""
@@ -47,8 +47,10 @@ def endpoints_in(
 ) -> tuple[tuple[Endpoint, ...], tuple[int, ...]]:
     """Endpoints that a plan carries, and the ranks that they belong to (none: all, by rank)."""
     if kind == "start" or layout.world_size <= WHOLE:
-        return tuple(endpoint_of(rank) for rank in range(layout.world_size)), ()
+        present = layout.present
+        return tuple(endpoint_of(rank) for rank in present), tuple(present) if layout.vacant else ()
     slots = layout.ranks_per_machine
+    seats = set(seats) - layout.vacant
     ranks = {rank for seat in seats for rank in range(seat * slots, (seat + 1) * slots)}
     ranks.update(sources)
     ranks.update(rank for seated in change.added for rank in (seated.link.low, seated.link.high))
@@ -68,7 +70,7 @@ def plan_of(
     endpoint_of: EndpointOf,
     joiner_ranks: tuple[JoinerRank, ...] = (),
 ) -> PlanReady:
-    """The event of a next layout, in which ``changes`` are leaver and joiner by seat.
+    """The event of a next layout, in which ``changes`` are leaver and joiner by seat (or nobody).
 
     Names of machines and endpoints were checked when they came in; they are set as they are, so that
     the price of a plan is that of what changes.
@@ -83,8 +85,8 @@ def plan_of(
         incidents=tuple(incidents),
         machines=(),
         ranks_per_machine=layout.ranks_per_machine,
-        leavers=tuple(leaver for leaver, _ in changes.values()),
-        joiners=tuple(joiner for _, joiner in changes.values()),
+        leavers=tuple(leaver for leaver, _ in changes.values() if leaver),
+        joiners=tuple(joiner for _, joiner in changes.values() if joiner),
         endpoints=(),
         endpoint_ranks=ranks,
         links_added=_names(change.added),
@@ -95,21 +97,30 @@ def plan_of(
     return plan.model_copy(update={"machines": layout.machines, "endpoints": endpoints})
 
 
-def joiner_ranks(roster: Roster, seats: Collection[int]) -> tuple[JoinerRank, ...] | None:
+def joiner_ranks(
+    roster: Roster, seats: Collection[int], leaving: Collection[int] = ()
+) -> tuple[JoinerRank, ...] | None:
     """What the ranks of joiners on these seats have to know; None when nobody has the state of one.
 
-    A rank's sources live on seats that stay; its guardian, which has its private state, comes first.
+    A rank's sources live on seats that stay; its guardian, which has its private state, comes first.  Of a
+    seat that was vacant every rank has kept that; the first source sends it.
+
+    Args:
+        roster: who is where.
+        seats: the joiners' seats.
+        leaving: seats that are vacated.
     """
-    described, slots = roster.described, roster.slots
-    away = {*seats, *(seat for seat, _ in roster.lost())}
+    described, slots, vacant = roster.described, roster.slots, frozenset(roster.vacant)
+    away = {*seats, *leaving, *vacant, *(seat for seat, _ in roster.lost())}
     found = []
     for seat in seats:
         for rank in range(seat * slots, (seat + 1) * slots):
-            guardian = guardian_of(rank, roster.size * slots, slots)
+            guardian = roster.next_taken(seat) * slots + rank % slots
             sources = described.sources(rank, lambda other: other // slots not in away, guardian, SOURCES)
             if not sources:
                 return None
-            found.append(JoinerRank(rank=rank, groups=described.rows(rank), sources=sources))
+            keeper = sources[0] if seat in vacant else None
+            found.append(JoinerRank(rank=rank, groups=described.rows(rank), sources=sources, keeper=keeper))
     return tuple(found)
 
 

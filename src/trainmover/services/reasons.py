@@ -7,6 +7,7 @@ whom, and what to do.  What never lives here: the decision.
 from __future__ import annotations
 
 from trainmover.events.catalogue import MAX_TEXT, JobFailed, JobHeld
+from trainmover.services.replicas import why_no_pause
 from trainmover.services.roster import Roster
 from trainmover.services.warming import Warming
 
@@ -36,16 +37,18 @@ def why_uncovered(roster: Roster, warming: Warming, seat: int) -> str:
 def held(roster: Roster, warming: Warming, incident: str, seat: int, leaver: str) -> JobHeld | JobFailed:
     """What there is to say when a seat stays empty: the job waits, or fails where it says so."""
     fails = roster.job is not None and roster.job.on_exhausted == "fail"
+    shrinks = roster.job is not None and roster.job.on_exhausted == "shrink"
+    stays = f"; its replica cannot pause: {why_no_pause(roster, [seat])}" if shrinks else ""
     where = f"{leaver} (position {seat})"
     lost = why_unsourced(roster, seat)
     for why in (lost, why_uncovered(roster, warming, seat)):
         if not why:
             continue
-        reason = f"nobody can take the place of {where}: {why}"[:MAX_TEXT]
+        reason = f"nobody can take the place of {where}: {why}{'' if lost else stays}"[:MAX_TEXT]
         if fails and not (lost and roster.checkpointed):
             return JobFailed(reason=reason)
         return JobHeld(incident=incident, reason=reason, generation=roster.generation, lost=bool(lost))
-    reason = f"no standby is left to take the place of {where}"
+    reason = f"no standby is left to take the place of {where}{stays}"
     if fails:
         return JobFailed(reason=f"{reason}; start the job with more standbys")
     again = roster.joined.get(leaver)
@@ -62,11 +65,11 @@ def why_no_move(roster: Roster, warming: Warming, machine: str) -> str:
     """Why a member cannot move now, whoever would take its place; empty when it can."""
     seat = roster.seat_of(machine)
     if not roster.seated(machine) or seat is None:
-        members = ", ".join(roster.members) or "no machine yet"
+        members = ", ".join(filter(None, roster.members)) or "no machine yet"
         return f"{machine} has no seat in the job; members are {members}"[:MAX_TEXT]
     if roster.dead(machine):
         return f"{machine} is being replaced already"
-    if roster.size == 1:
+    if roster.taken == 1:
         return f"{machine} is the job's only machine: nobody else has its state"
     if not roster.replaceable:
         return f"no spare can be warm yet: generation {roster.generation} has not recorded its first steps"

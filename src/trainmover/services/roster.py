@@ -11,7 +11,8 @@ whose entries are set once.  Three words:
   back is another life under the same name.
 - A *seat* is a position of the layout.  Machines come and go, seats stay; so an incident is about
   a seat, and who sits on it is looked up when it matters.
-- A *member* is a machine on a seat: launched there, or put there by a committed switch.
+- A *member* is a machine on a seat: launched there, or put there by a committed switch.  A seat may be
+  *vacant*: a switch has left it empty, until a later one fills it.
 
 What is asked after every event must not cost a walk over all machines, or a large job's start would
 take the square of its size.  So the roster keeps the answers beside the facts: who is idle, which
@@ -22,7 +23,7 @@ core looks at those alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from typing import Literal
 
@@ -48,6 +49,7 @@ from trainmover.events.catalogue import (
 )
 from trainmover.services.described import Described
 from trainmover.services.roles import seats_in
+from trainmover.topology import VACANT
 
 Life = tuple[str, str]
 """Machine and incarnation."""
@@ -65,7 +67,7 @@ class Roster:
         joined: latest life of each machine name, in order of joining.
         gone: lives that ended or were declared dead.
         generation: latest start from nothing; 0 before the first.
-        seats: machine on each position, as far as known, in this generation.
+        seats: machine on each position, as far as known, in this generation; ``VACANT`` where nobody sits.
         epoch: last committed epoch, of whatever generation.
         settled: a switch of this generation was committed.
         unseated: lives that a committed switch took off their seats.
@@ -129,7 +131,9 @@ class Roster:
                 self._note_launch(event)
             case StandbyAssigned():
                 self._lives[event.joiner] = event.joiner_incarnation
-                if event.leaver in self._seat_of:
+                if event.position is not None:
+                    self._seat_of[event.joiner] = event.position
+                elif event.leaver in self._seat_of:
                     self._seat_of[event.joiner] = self._seat_of[event.leaver]
                 self._touch(event.joiner)
             case SwitchCommitted():
@@ -205,7 +209,7 @@ class Roster:
             if event.generation < self.generation:
                 return
         self.settled = True
-        for machine in self._held.keys() - set(event.machines):
+        for machine in self._held.keys() - {*event.machines, VACANT}:
             if (life := self.life(machine)) is not None:
                 self.unseated.add((machine, life))
         changed: set[str] = set()
@@ -213,7 +217,7 @@ class Roster:
             changed.update(self._seat(seat, None))
         for seat, machine in enumerate(event.machines):
             changed.update(self._seat(seat, machine))
-            if self._seat_of.get(machine) != seat:
+            if machine != VACANT and self._seat_of.get(machine) != seat:
                 self._seat_of[machine] = seat
                 changed.add(machine)
         lives = {m: life for m in event.machines if (life := self.life(m)) is not None}
@@ -273,10 +277,28 @@ class Roster:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Machines on the seats, by position."""
+        """Machines on the seats, by position; ``VACANT`` where nobody sits."""
         if self._members is None:
             self._members = tuple(self.seats[seat] for seat in sorted(self.seats))
         return self._members
+
+    @property
+    def vacant(self) -> Sequence[int]:
+        """Seats of this generation that nobody has any more."""
+        return self._held.get(VACANT, ())
+
+    @property
+    def taken(self) -> int:
+        """Number of seats that somebody has."""
+        return self.size - len(self.vacant)
+
+    def next_taken(self, seat: int) -> int:
+        """The next seat that somebody has: what belongs to a seat alone is kept there."""
+        vacant, size = self.vacant, max(1, self.size)
+        found = (seat + 1) % size
+        while found in vacant and found != seat:
+            found = (found + 1) % size
+        return found
 
     @property
     def full(self) -> bool:
@@ -404,15 +426,20 @@ class Roster:
         machine, _ = self._recorders.get(role.representative, ("", ""))
         return self._unrecorded.get((self.generation, machine), "")
 
-    def unsourced(self, seat: int) -> int | None:
+    def unsourced(self, seat: int, away: Collection[int] = ()) -> int | None:
         """The first rank of a seat whose state no living machine on another seat has; None when each has one.
 
         Only for a generation whose ranks are all described.
+
+        Args:
+            seat: which one.
+            away: seats that do not count.
         """
 
         def may(rank: int) -> bool:
             other = rank // self.slots
-            return other != seat and self.seats.get(other, "") not in self._lost
+            machine = self.seats.get(other, VACANT)
+            return other != seat and other not in away and machine != VACANT and machine not in self._lost
 
         for rank in range(seat * self.slots, (seat + 1) * self.slots):
             if not self.described.sources(rank, may, rank, 1):

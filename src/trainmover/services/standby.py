@@ -21,13 +21,15 @@ has to leave is always whoever sits there now.
 When no spare is parked and none is on its way, a failure holds the job (``job.held``; or fails it,
 when the job says so) and a move is refused.  A move may wait :data:`PATIENCE` seconds for a spare that
 is being warmed.  A failure whose state is on no other machine (nor on its way to a joiner), or in a
-role that no spare can be warm in, holds the job with that reason (``reasons``).  After a promotion or
-a loss a fresh spare is asked for (``replenish``).
+role that no spare can be warm in, holds the job with that reason (``reasons``).  With
+``--on-exhausted shrink`` the seat's data-parallel replica pauses instead (``standby.exhausted``), where it
+can (``replicas``); when there are spares for all its seats, it comes back (``regrowth``).  After a
+promotion or a loss a fresh spare is asked for (``replenish``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import ClassVar
 
 from trainmover.events.catalogue import (
@@ -50,6 +52,7 @@ from trainmover.events.catalogue import (
     RecordingReady,
     RolesFound,
     StandbyAssigned,
+    StandbyExhausted,
     StandbyParked,
     StandbyReplenish,
     StandbyWarm,
@@ -72,7 +75,9 @@ from trainmover.services.gaps import (
     SpareMachine,
 )
 from trainmover.services.reasons import held, why_no_move, why_uncovered, why_unsourced
+from trainmover.services.regrowth import Regrowth
 from trainmover.services.replenish import Replenishing
+from trainmover.services.replicas import why_no_pause
 from trainmover.services.roles import find_roles
 from trainmover.services.roster import Life
 from trainmover.services.tables import first_trigger
@@ -93,6 +98,7 @@ class StandbyCore(Decider):
         RolesFound,
         StandbyWarm,
         StandbyAssigned,
+        StandbyExhausted,
         StandbyReplenish,
         MoveRefused,
         JobHeld,
@@ -109,6 +115,7 @@ class StandbyCore(Decider):
         self._situation: tuple[object, ...] = ()
         self._warming = Warming(self.roster)
         self._replenishing = Replenishing(self.roster)
+        self._regrowth = Regrowth(self.roster)
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -194,7 +201,7 @@ class StandbyCore(Decider):
             return True
         moved = [self._advance_gap(gap) for gap in self._book.in_order()]
         moved += [self._advance_spare(spare) for spare in self._due()]
-        return any(moved) or self._open_gap() or self._replenish()
+        return any(moved) or self._open_gap() or self._grow() or self._replenish()
 
     def _find_roles(self) -> bool:
         """Say the roles of the machines, once in a generation."""
@@ -236,7 +243,9 @@ class StandbyCore(Decider):
                 "recording is ready": lambda: role is not None,
                 "next role": lambda: role is not None,
                 "all roles parked": lambda: self._warming.complete(spare, self._book.wanted_roles()),
-                "not needed": lambda: all(gap.joiner != life for gap in self._book.live),
+                "not needed": lambda: (
+                    all(gap.joiner != life for gap in self._book.live) and not self._regrowth.has(life)
+                ),
             },
         )
         if trigger is None:
@@ -288,11 +297,13 @@ class StandbyCore(Decider):
             {
                 "moot": lambda: (
                     gap.generation != roster.generation
+                    or gap.seat in roster.vacant
                     or (gap.asked is None and gap.joiner is None and occupied)
                 ),
                 "state lost": lambda: lost and (gap.given_up or not self._book.switching),
                 "spare parked": lambda: choice is not None,
                 "refused": lambda: self._book.is_move(gap) and (gap.late or not self._on_the_way(gap)),
+                "replica pauses": lambda: not gap.exhausted and self._may_pause(gap),
                 "no spare": lambda: not self._book.is_move(gap) and not self._on_the_way(gap),
                 "seat taken": lambda: gap.joiner is not None and roster.is_member(*gap.joiner),
                 "joiner lost": lambda: gap.joiner in roster.gone,
@@ -307,9 +318,21 @@ class StandbyCore(Decider):
         match trigger:
             case "spare parked":
                 assert choice is not None, "an assignment has a spare"
+                gap.exhausted = False
                 self._assign(gap, choice)
             case "refused":
                 self._refuse(gap)
+            case "replica pauses":
+                gap.exhausted = True
+                self.say(
+                    StandbyExhausted(
+                        incident=gap.id,
+                        machine=self._book.occupant(gap),
+                        position=gap.seat,
+                        generation=gap.generation,
+                    ),
+                    gap.id,
+                )
             case "no spare" | "state lost":
                 gap.joiner = None
                 self._hold(gap)
@@ -359,6 +382,49 @@ class StandbyCore(Decider):
         here = any(s.state in WAITING and wanted in (None, s.life[0]) for s in self._pool())
         return here or (self._book.is_move(gap) and wanted is None and self._replenishing.unanswered > 0)
 
+    def _may_pause(self, gap: Incident) -> bool:
+        """No spare can take a dead machine's seat, and the job goes on without its replica."""
+        job = self.roster.job
+        if job is None or job.on_exhausted != "shrink" or self._book.is_move(gap) or self._on_the_way(gap):
+            return False
+        return not why_no_pause(self.roster, [gap.seat])
+
+    def _grow(self) -> bool:
+        """Bring a paused replica back, when there are spares for all its seats; gaps come first."""
+        roster, role_of = self.roster, self.roster.role_of
+        if self._regrowth.tidy():
+            self._stir_idle()
+            return True
+        if not roster.vacant or not roster.settled or any(gap.state is Gap.OPEN for gap in self._book.live):
+            return False
+
+        def choose(seat: int, taken: Collection[Life]) -> SpareMachine | None:
+            role = role_of(seat)
+            fits = [spare for spare in self._pool() if spare.state in PARKED and spare.life not in taken]
+            if role is None or roster.unsourced(seat, roster.vacant) is not None:
+                return None
+            return self._warming.choose(role, fits)
+
+        found = self._regrowth.find(choose)
+        for seat, spare in found.items():
+            incident = incident_id("grow", roster.generation, roster.epoch, seat)
+            role = role_of(seat)
+            self._line.enter(spare, "assigned")
+            self.say(
+                StandbyAssigned(
+                    incident=incident,
+                    kind="grow",
+                    leaver="",
+                    joiner=spare.life[0],
+                    joiner_incarnation=spare.life[1],
+                    generation=roster.generation,
+                    role=role.name if role is not None else "",
+                    position=seat,
+                ),
+                incident,
+            )
+        return bool(found)
+
     def _assign(self, gap: Incident, spare: SpareMachine) -> None:
         kind = "move" if self._book.is_move(gap) else "failure"
         gap.joiner = spare.life
@@ -399,7 +465,7 @@ class StandbyCore(Decider):
         request = self._replenishing.request(
             sum(1 for spare in self._pool() if spare.state in WAITING),
             urgent=any(seat not in assigned for seat, _ in self.roster.lost()),
-            switching=bool(assigned),
+            switching=bool(assigned) or self._regrowth.under_way,
         )
         if request is not None:
             self.say(request)

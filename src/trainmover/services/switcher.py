@@ -17,6 +17,7 @@ One switch at a time, and its phases are the table below.  Its rules:
   known to be dead is not begun.  For both the planner makes a better one.
 - What a rank reports costs the same in every job: reports are counted, and looked through when there
   are as many as ranks; of the plan's machines only those are looked at that something changed about.
+- Ranks of vacant seats are not waited for.
 - When every rank has finished all its steps the job is completed, whatever else was on its way.  It
   ended well when the ranks that had the same state in the first steps have the same at the end.
 """
@@ -107,6 +108,7 @@ class SwitcherCore(Decider):
         self._next: PlanReady | None = None
         self._generation = 0
         self._done = 0
+        self._ranks: list[int] = []
         self._prepared: dict[int, dict[int, str]] = {}
         self._adopted: dict[int, dict[int, SwitchAdopted]] = {}
         self._trained: dict[int, int] = {}
@@ -238,23 +240,24 @@ class SwitcherCore(Decider):
     def _missing(self, said: Mapping[int, str]) -> list[int]:
         """Ranks of the layout that nobody spoke for, or another machine than the one that they sit on."""
         layout = self._layout
-        return [rank for rank in range(layout.world_size) if said.get(rank) != layout.machine_of(rank)]
+        return [rank for rank in self._ranks if said.get(rank) != layout.machine_of(rank)]
 
     def _all_prepared(self, plan: PlanReady) -> bool:
         said = self._prepared.get(plan.epoch, {})
-        return len(said) >= self._layout.world_size and not self._unprepared(plan)
+        return len(said) >= len(self._ranks) and not self._unprepared(plan)
 
     def _all_adopted(self, plan: PlanReady) -> bool:
         if plan.epoch in self._trained:
             return True
         said = self._adopted.get(plan.epoch, {})
-        return len(said) >= self._layout.world_size and not self._unadopted(plan)
+        return len(said) >= len(self._ranks) and not self._unadopted(plan)
 
     # -- one switch --------------------------------------------------------------------------------
 
     def _prepare(self, plan: PlanReady) -> None:
         self.plan, self._next = plan, None
         self._layout, self._lost = Layout(plan.epoch, plan.machines, plan.ranks_per_machine), set()
+        self._ranks = self._layout.present
         self.do(SetTimer(f"limit:{plan.epoch}", self.now + self.limit))
         self.say(
             SwitchPrepare(
@@ -328,16 +331,22 @@ class SwitcherCore(Decider):
     # -- the end of the job ------------------------------------------------------------------------
 
     def _all_finished(self) -> bool:
-        world = self.roster.size * self.roster.slots
-        return 0 < world <= len(self._finished) and all(rank in self._finished for rank in range(world))
+        roster, finished = self.roster, self._finished
+        if not 0 < roster.taken * roster.slots <= len(finished):
+            return False
+        vacant = frozenset(roster.vacant)
+        ranks = (rank for rank in range(roster.size * roster.slots) if rank // roster.slots not in vacant)
+        return all(rank in finished for rank in ranks)
 
     def _complete(self) -> None:
         if self.plan is not None:
             self.do(CancelTimer(f"limit:{self.plan.epoch}"))
-        digests = {rank: finished.digest for rank, finished in sorted(self._finished.items())}
+        vacant, slots = self.roster.vacant, self.roster.slots
+        finished = {rank: said for rank, said in self._finished.items() if rank // slots not in vacant}
+        digests = {rank: said.digest for rank, said in sorted(finished.items())}
         self.say(
             JobCompleted(
-                steps=max(finished.step for finished in self._finished.values()),
+                steps=max(said.step for said in finished.values()),
                 digest=_digest_of(list(digests.values())),
                 identical=self.roster.described.agree(digests),
             )

@@ -169,10 +169,22 @@ class _Passing(Group):
     """A group that passes a point with each transfer that has begun."""
 
     def __init__(self, group: Group, points: Points, point: str) -> None:
-        super().__init__(group.engine, group.group, group.channel, group.ranks, group.positions, group.me)
+        super().__init__(
+            group.engine,
+            group.group,
+            group.channel,
+            group.ranks,
+            group.positions,
+            group.me,
+            group.absent,
+            group.shape,
+        )
         # A group is frozen for those who use it.
         object.__setattr__(self, "_points", points)
         object.__setattr__(self, "_point", point)
+
+    def part(self, members: tuple[int, ...]) -> Group:
+        return _Passing(super().part(members), self._points, self._point)  # type: ignore[attr-defined]
 
     def _begun(self, transfer: Transfer, *, sent: bool) -> Transfer:
         if sent or self._point == "copy":  # type: ignore[attr-defined]

@@ -21,7 +21,12 @@ Machines = Annotated[tuple[MachineName, ...], Field(max_length=MAX_MACHINES)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-SwitchKind = Literal["start", "failure", "move", "repair"]
+Seat = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9_\-]*$")]
+"""The machine on a position of a layout; empty where nobody sits."""
+Seats = Annotated[tuple[Seat, ...], Field(max_length=MAX_MACHINES)]
+"""The machines of a layout, by position."""
+
+SwitchKind = Literal["start", "failure", "move", "repair", "shrink", "grow"]
 RankMode = Literal["live", "sandbox"]
 Role = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9_.:\-]*$")]
 """Name of a machine role; empty where there is none (a live rank's process)."""
@@ -134,3 +139,5 @@ class JoinerRank(BaseModel):
     """The process groups that it is in, in the order in which they were made."""
     sources: tuple[Count, ...]
     """Ranks that have the same state and stay; they send it."""
+    keeper: Count | None = None
+    """The rank that sends what belongs to this rank alone, where its seat was vacant."""

@@ -23,7 +23,9 @@ class JobSubmitted(Event):
     standbys: Annotated[int, Field(ge=0, le=4096)] = 0
     seed: int = 0
     run_dir: Text
-    on_exhausted: Literal["hold", "fail"] = "hold"
+    on_exhausted: Literal["hold", "fail", "shrink"] = "hold"
+    """What becomes of a job that has lost a machine and has no spare for it: it waits, it fails, or the
+    data-parallel replica pauses and the others compute its share."""
     warmup_steps: Annotated[int, Field(ge=1, le=16)] = 2
     faults: tuple[str, ...] = ()
     standby_memory: Literal["resident", "sequential"] = "resident"

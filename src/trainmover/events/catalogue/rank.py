@@ -56,6 +56,8 @@ class RankDescribed(Event):
     """Own group rank and size of the first group in which it exchanges messages: its place in a pipeline."""
     bytes: Count = 0
     """What it keeps of its calls' results until it is known who records."""
+    shares: bool = False
+    """It asks in each step for its shares of the batch, and can take those of a replica that pauses."""
 
 
 class RankExited(Event):

@@ -14,6 +14,7 @@ from trainmover.events.catalogue.base import (
     MachineRole,
     Name,
     Role,
+    Seat,
     Seconds,
     Text,
 )
@@ -127,13 +128,27 @@ class StandbyAssigned(Event):
     type: ClassVar[str] = "standby.assigned"
 
     incident: Name
-    kind: Literal["failure", "move"]
-    leaver: MachineName
+    kind: Literal["failure", "move", "grow"]
+    leaver: Seat
+    """Empty for ``grow``: nobody sits there."""
     joiner: MachineName
     joiner_incarnation: Name
     generation: Count = 0
     """Generation in which this holds; what belongs to an earlier one is void."""
     role: Role = ""
+    position: Count | None = None
+    """The seat, where nobody sits on it."""
+
+
+class StandbyExhausted(Event):
+    """No spare can take this seat: the data-parallel replica that it belongs to is to pause (standby)."""
+
+    type: ClassVar[str] = "standby.exhausted"
+
+    incident: Name
+    machine: MachineName
+    position: Count
+    generation: Count
 
 
 class StandbyReplenish(Event):

@@ -15,6 +15,7 @@ from trainmover.events.catalogue.base import (
     MachineName,
     Machines,
     Name,
+    Seats,
     Seconds,
     SwitchKind,
     Text,
@@ -31,7 +32,7 @@ class PlanReady(Event):
     kind: SwitchKind
     generation: Count
     incidents: tuple[Name, ...]
-    machines: Machines
+    machines: Seats
     ranks_per_machine: Annotated[int, Field(ge=1, le=64)]
     leavers: Machines
     joiners: Machines
@@ -55,7 +56,7 @@ class SwitchPrepare(Event):
     kind: SwitchKind
     generation: Count
     incidents: tuple[Name, ...]
-    machines: Machines
+    machines: Seats
     ranks_per_machine: Annotated[int, Field(ge=1, le=64)]
     leavers: Machines
     joiners: Machines
@@ -106,7 +107,7 @@ class SwitchCommitted(Event):
     epoch: Annotated[int, Field(ge=1)]
     kind: SwitchKind
     incidents: tuple[Name, ...]
-    machines: Machines
+    machines: Seats
     leavers: Machines
     joiners: Machines
     step: Count
