@@ -52,13 +52,42 @@ def outcome(minimum: Sequence[float], epoch: int) -> Outcome:
     return Outcome(whole, low if low == high and low > epoch else 0)
 
 
-def columns(metrics: Mapping[str, float | None]) -> list[float]:
-    """A rank's metrics as numbers to be summed over all ranks: by name the values, then how many have one.
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Several values of one metric: a rank has one for each share of the batch that it has computed."""
+
+    total: float
+    count: float
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return self.total / self.count
+
+
+Metric = float | Sum | None
+"""What a rank votes with: a value, several, or none."""
+
+
+def own_means(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """A rank's own means; no entry where it has no value."""
+    return {
+        name: value.mean if isinstance(value, Sum) else value
+        for name, value in metrics.items()
+        if value is not None
+    }
+
+
+def columns(metrics: Mapping[str, Metric]) -> list[float]:
+    """A rank's metrics as numbers to be summed over all ranks: by name the values, then how many there are.
 
     A rank that has no value (None) adds nothing to either.
     """
-    values = [metrics[name] for name in sorted(metrics)]
-    return [value or 0.0 for value in values] + [0.0 if value is None else 1.0 for value in values]
+    found = [metrics[name] for name in sorted(metrics)]
+    sums = [
+        value if isinstance(value, Sum) else Sum(value or 0.0, float(value is not None)) for value in found
+    ]
+    return [item.total for item in sums] + [item.count for item in sums]
 
 
 def means(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
@@ -125,7 +154,13 @@ class Resolution:
         return report.member and report.reaches(self.committed) and report.committed < self.committed
 
 
-def resolve(reports: Sequence[Report], *, start: bool, newcomers: Collection[int] = ()) -> Resolution:
+def resolve(
+    reports: Sequence[Report],
+    *,
+    start: bool,
+    newcomers: Collection[int] = (),
+    absent: Collection[int] = (),
+) -> Resolution:
     """Settle where training stands.
 
     Args:
@@ -133,6 +168,7 @@ def resolve(reports: Sequence[Report], *, start: bool, newcomers: Collection[int
         start: the epoch starts a job from nothing, where nobody has history.
         newcomers: ranks for which state is ready to be sent.  One of them may have history: it had joined
             in an epoch that was given up, and training went on without it.
+        absent: ranks that nobody has: what stands in their place counts for nothing.
 
     Raises:
         JobError: no rank has history (and this is no start), or a rank cannot reach the others.
@@ -143,10 +179,11 @@ def resolve(reports: Sequence[Report], *, start: bool, newcomers: Collection[int
         return Resolution(0, (), (), tuple(range(len(reports))))
     if not any(report.history for report in reports):
         raise JobError("no rank of the new epoch has any committed state; nothing can be continued")
-    committed = max(report.committed for report in reports if report.member)
+    there = [rank for rank in range(len(reports)) if rank not in absent]
+    committed = max(reports[rank].committed for rank in there if reports[rank].member)
     stale = {rank for rank in newcomers if not reports[rank].reaches(committed)}
-    members = tuple(rank for rank, report in enumerate(reports) if report.member and rank not in stale)
-    joiners = tuple(rank for rank in range(len(reports)) if rank not in members)
+    members = tuple(rank for rank in there if reports[rank].member and rank not in stale)
+    joiners = tuple(rank for rank in there if rank not in members)
     for rank in members:
         report = reports[rank]
         if not report.reaches(committed):

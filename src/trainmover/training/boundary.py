@@ -5,7 +5,8 @@ and only when it holds its own ward's does it cast a ballot; so a committed step
 are always on two machines.  One reduction decides.  *Meeting*, when an epoch broke: the ranks of
 the next epoch tell where they stand and :func:`~trainmover.training.agreement.resolve` settles the
 step (roll forward or redo).  *Settling*, between two iterations: joiners receive their state,
-every rank compares digests, private values are mirrored anew; then calls are open again.
+every rank compares digests, private values are mirrored anew; then calls are open again.  While seats
+are vacant, everybody keeps the private values of their ranks, as they were when they were vacated.
 
 Whatever breaks in any of these leads to the next epoch and another meeting: epochs only grow and
 each meeting is a whole agreement, so nothing is ever half done.
@@ -27,10 +28,9 @@ from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
 from trainmover.errors import JobError, LinkError
 from trainmover.events.catalogue import SwitchAdopted
-from trainmover.topology.layout import guardian_of, ward_of
 from trainmover.topology.links import BOUNDARY, STATE, WORLD
-from trainmover.training import agreement, transfer
-from trainmover.training.agreement import BALLOT_SIZE, REPORT_SIZE, Ballot, Report, Resolution
+from trainmover.training import agreement, handover, transfer
+from trainmover.training.agreement import BALLOT_SIZE, REPORT_SIZE, Ballot, Metric, Report, Resolution
 from trainmover.training.handover import Handover, sources_of
 from trainmover.training.orders import Order
 from trainmover.training.residence import Residence
@@ -86,7 +86,8 @@ class Boundary:
         self.history = False
         self.mine = b""
         self._pending = -1
-        self._wards: dict[int, bytes] = {}
+        self._wards: dict[tuple[int, int], bytes] = {}
+        self._kept: dict[int, bytes] = {}
         self._switch_to = 0
         self._resolution: Resolution | None = None
         self._last_row: list[float] = []
@@ -103,11 +104,11 @@ class Boundary:
 
     # -- vote ----------------------------------------------------------------------------------
 
-    def vote(self, metrics: Mapping[str, float | None]) -> Verdict:
+    def vote(self, metrics: Mapping[str, Metric]) -> Verdict:
         """Decide the current step with all ranks. Blocks until it is decided, whatever happens.
 
         Args:
-            metrics: numbers to average over the ranks that have one (None: this rank has not); the same
+            metrics: numbers to average over the ranks that have some (None: this rank has not); the same
                 names on every rank.
         """
         names = sorted(metrics)
@@ -146,7 +147,7 @@ class Boundary:
         self.committed, self.mine, self._pending = committed, private, -1
         self.history = True
         self._last_row = agreement.columns({name: metrics.get(name) for name in names})
-        self._wards = {count: data for count, data in self._wards.items() if count >= committed - 1}
+        self._wards = {key: data for key, data in self._wards.items() if key[1] >= committed - 1}
         return Verdict(True, metrics)
 
     def _vote(self, candidate: int, private: bytes, numbers: torch.Tensor, names: list[str]) -> Steps:
@@ -159,13 +160,13 @@ class Boundary:
 
     def _mirror(self, group: Group, committed: int, private: bytes) -> Steps:
         """Give my private values to my guardian, take my ward's."""
-        comm = self.session.communicator
-        guardian = guardian_of(comm.rank, comm.world_size, comm.ranks_per_machine)
-        if guardian == comm.rank:
+        rank, order = self.session.rank, self.session.order
+        assert order is not None, "private values are mirrored in an epoch"
+        guardian, ward = order.layout.guardian(rank), order.layout.ward(rank)
+        if guardian == rank:
             return
-        ward = ward_of(comm.rank, comm.world_size, comm.ranks_per_machine)
         sends = transfer.send_small(group, guardian, private)
-        self._wards[committed] = yield from transfer.receive_small(group, ward)
+        self._wards[ward, committed] = yield from transfer.receive_small(group, ward)
         yield sends
 
     # -- meeting -------------------------------------------------------------------------------
@@ -191,7 +192,8 @@ class Boundary:
                 continue
             reports = [Report.read(row) for row in rows[:, :REPORT_SIZE].tolist()]
             start, newcomers = order.event.kind == "start", order.newcomers()
-            resolution = agreement.resolve(reports, start=start, newcomers=newcomers)
+            absent = self.session.communicator.absent
+            resolution = agreement.resolve(reports, start=start, newcomers=newcomers, absent=absent)
             self._resolution = resolution
             self._meeting_seconds = time.monotonic() - started
             told = rows[resolution.ahead[0], REPORT_SIZE : REPORT_SIZE + 2 * len(names)].tolist()
@@ -289,17 +291,20 @@ class Boundary:
                 received, source, self.mine = copy.receive()
                 self.committed = resolution.committed
             else:
-                sent = copy.send(self._wards.get(resolution.committed, b""))
+                sent = copy.send(lambda rank: self._private_of(rank, resolution.committed))
         copied = time.monotonic()
         if resolution.joiners:
             self.session.points.hit("copied")
             self._compare(order, resolution)
         private = self.mine
         group = self._group()
+        self._keep_of_absent(group, resolution.committed)
         self._engine.run(
             KEY, "mirror", lambda: self._mirror(group, resolution.committed, private), BOUNDARY_SECONDS
         )
         ended = time.monotonic()
+        absent = self.session.communicator.absent
+        self._kept = {rank: data for rank, data in self._kept.items() if rank in absent}
         self.history = self.session.settled = True
         links = sorted(item for item in order.state_links() if self.session.rank in (item.low, item.high))
         table = self._engine.table
@@ -309,6 +314,33 @@ class Boundary:
         return Settled(
             order.epoch, joiner, began, time.time(), self._meeting_seconds, copied - started, ended - copied
         )
+
+    # -- private values of absent ranks ----------------------------------------------------------
+
+    def _keep_of_absent(self, group: Group, committed: int) -> None:
+        """Everybody gets the private values of the absent ranks, from the first rank that has them."""
+        absent = sorted(self.session.communicator.absent)
+        if not absent:
+            return
+        wards, kept = self._wards, self._kept
+        mine = {rank: wards.get((rank, committed)) or kept.get(rank, b"") for rank in absent}
+        found = self._engine.run(
+            KEY, "keeping", lambda: handover.keeping(group, absent, mine), BOUNDARY_SECONDS
+        )
+        for rank in absent:
+            if not found[rank] and rank not in self._kept:
+                log.warning(
+                    "the private values of absent rank %d (random generators, data position) are lost; "
+                    "whoever takes its seat gets those of one of its replicas",
+                    rank,
+                )
+        self._kept |= found
+
+    def _private_of(self, rank: int, committed: int) -> bytes:
+        """The private values of a joiner's rank: those of a ward, or what was kept while it was absent."""
+        if rank in self._kept:
+            return self._kept[rank] or self.mine
+        return self._wards.get((rank, committed), b"")
 
     def _compare(self, order: Order, resolution: Resolution) -> None:
         """Each joiner must have the state of those that it comes from before it counts as a member."""

@@ -70,6 +70,7 @@ class Describer:
                 groups=tuple(row_of(info.wire, info.ranks) for info in infos),
                 stage=self._recorder.stage,
                 bytes=self._recorder.bytes,
+                shares=self._tracked.seed is not None,
             )
         )
         with self._lock:

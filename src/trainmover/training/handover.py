@@ -7,12 +7,14 @@ from the joiner's guardian, which may be a rank with quite another state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from trainmover.ccl import algorithms
 from trainmover.ccl.engine import Engine, Steps
+from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
 from trainmover.errors import JobError
 from trainmover.training import transfer
@@ -73,11 +75,11 @@ class Handover:
                 )
         return found
 
-    def send(self, private: bytes) -> int:
+    def send(self, private: Callable[[int], bytes]) -> int:
         """Send what joiners need of this rank; returns the tensors' bytes sent.
 
         Args:
-            private: the private values of this rank's ward.
+            private: gives the private values of a rank that this one keeps.
         """
         me, sources = self.group.me, self._sources()
         tensors = [tensor for _, tensor in self.tracked.tensors()]
@@ -90,7 +92,7 @@ class Handover:
         first = [joiner for joiner, ranks in sources.items() if ranks[0] == me]
         shared = self.tracked.shared_values() if first else b""
         wards = [joiner for joiner in sources if self.order.guardian(joiner) == me]
-        small = [(joiner, shared) for joiner in first] + [(joiner, private) for joiner in wards]
+        small = [(joiner, shared) for joiner in first] + [(joiner, private(joiner)) for joiner in wards]
         self.engine.run(KEY, "state copy", lambda: self.sending(small, shares, tensors), HANDOVER_SECONDS)
         return sum(piece.end - piece.start for share in shares.values() for piece in share)
 
@@ -130,3 +132,32 @@ class Handover:
         self.tracked.load_shared_values(shared)
         yield from transfer.receive(self.group, sources, transfer.shares(sizes, len(sources)), tensors)
         return private
+
+
+def keeping(group: Group, absent: Sequence[int], mine: Mapping[int, bytes]) -> Steps:
+    """The walk in which everybody gets what anybody has of absent ranks' private values.
+
+    Args:
+        group: all ranks.
+        absent: those that are not there.
+        mine: what this rank has of each of them; empty where it has nothing.
+
+    Returns:
+        the same for everybody: by rank what the first that has something has; empty where nobody has.
+    """
+    sizes = torch.tensor([len(mine[rank]) for rank in absent], dtype=torch.int64)
+    rows = [torch.zeros_like(sizes) for _ in range(group.size)]
+    yield from algorithms.all_gather(group, sizes, rows, tag_of("mirror"))
+    found: dict[int, bytes] = {}
+    for number, rank in enumerate(absent):
+        holders = [member for member in group.there if int(rows[member][number])]
+        if not holders:
+            found[rank] = b""
+            continue
+        size = int(rows[holders[0]][number])
+        data = torch.zeros(size, dtype=torch.uint8)
+        if group.me == holders[0]:
+            data = torch.frombuffer(bytearray(mine[rank]), dtype=torch.uint8)
+        yield from algorithms.broadcast(group, data, holders[0], tag_of("mirror"))
+        found[rank] = data.numpy().tobytes()
+    return found

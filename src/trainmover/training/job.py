@@ -33,8 +33,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainmover.errors import ConfigError
+from trainmover.training import shares
+from trainmover.training.agreement import Metric, Sum, own_means
 from trainmover.training.boundary import Verdict
 from trainmover.training.guards import guard_optimizer, guard_scheduler
+from trainmover.training.shares import Share
 from trainmover.training.state import TrackedState
 
 log = logging.getLogger(__name__)
@@ -52,9 +55,11 @@ class Step:
         self.index = index
         self.metrics: dict[str, float] = {}
         """What was logged here; after the vote, the means over the ranks that have a value."""
-        self.logged: dict[str, float | None] = {}
+        self.logged: dict[str, Metric] = {}
         """What is voted with: None where this rank has no value."""
         self._job = job
+        self._shares = 0
+        self._in_share = False
         self.verdict: Verdict | None = None
 
     def __enter__(self) -> Self:
@@ -71,11 +76,33 @@ class Step:
         """True once the ranks have agreed that this step counts (after ``optimizer.step()``)."""
         return self.verdict is not None and self.verdict.commit
 
+    def shares(self, parts: int = 1, group: dist.ProcessGroup | None = None) -> Iterator[Share]:
+        """The shares of the step's global batch that this rank computes; see :mod:`~trainmover.training.shares`.
+
+        Args:
+            parts: shares of each member of the group at full strength.
+            group: the data-parallel group; None: all ranks.
+
+        Raises:
+            ConfigError: called twice in a step, or after it was decided.
+        """
+        if self.verdict is not None or self._shares:
+            raise ConfigError("step.shares() is called once in a step, before optimizer.step()")
+        found = self._job._shares_now(parts, group)
+        self._shares = len(found)
+        for share in shares.seeded(found, self._job._seed(), self.index):
+            self._in_share = True
+            yield share
+            self._in_share = False
+        self._in_share = False
+
     def log(self, **metrics: float | torch.Tensor | None) -> None:
         """Log numbers of this step; they are averaged over the ranks when the step commits.
 
         Every rank logs the same names.  One that has no value says None (in a pipeline only the last
-        stage has a loss), and the mean is over the others.
+        stage has a loss), and the mean is over the others.  A value logged in a share of the batch is one of
+        several: the mean is over all shares.  One logged after them counts as often as this rank has had
+        shares.
 
         Raises:
             ConfigError: called after ``optimizer.step()``, when the step is decided already.
@@ -85,9 +112,16 @@ class Step:
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor):
                 value = value.detach().item()
-            self.logged[name] = None if value is None else float(value)
-            if value is not None:
-                self.metrics[name] = float(value)
+            known = self.logged.get(name)
+            if value is None:
+                self.logged[name] = known if self._in_share else None
+            elif self._in_share:
+                before = known if isinstance(known, Sum) else Sum(0.0, 0.0)
+                self.logged[name] = Sum(before.total + float(value), before.count + 1.0)
+            else:
+                many = float(self._shares)
+                self.logged[name] = Sum(float(value) * many, many) if many else float(value)
+        self.metrics.update(own_means({name: self.logged[name] for name in metrics}))
 
     def __int__(self) -> int:
         return self.index
@@ -116,12 +150,16 @@ class Course(Protocol):
     def positions(self, total: int) -> Iterator[int]:
         """The index of each iteration to run, in order; a void one comes again."""
 
-    def vote(self, metrics: dict[str, float | None]) -> Verdict:
+    def vote(self, metrics: dict[str, Metric]) -> Verdict:
         """Decide the iteration that runs."""
 
     @property
     def broken(self) -> bool:
         """True while collective calls complete without their peers: the iteration will be void."""
+
+    @property
+    def vacant(self) -> frozenset[int]:
+        """Seats that nobody has: the others compute their shares of the batch."""
 
 
 class Job:
@@ -131,6 +169,7 @@ class Job:
         self._course = course
         self._tracked = tracked
         self._step: Step | None = None
+        self._born = 0
 
     @property
     def rank(self) -> int:
@@ -174,11 +213,22 @@ class Job:
         nothing, state and data position are put back, and the next iteration is the same step
         again.  Between two iterations machines may change places.
         """
+        self._born = torch.initial_seed()
         for index in self._course.positions(total):
             self._step = Step(self, index)
             yield self._step
             self._decide()
         self._step = None
+
+    def _shares_now(self, parts: int, group: dist.ProcessGroup | None) -> list[Share]:
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        width = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return shares.shares(ranks, dist.get_rank(), width, self._course.vacant, parts)
+
+    def _seed(self) -> int:
+        if self._tracked.seed is None:
+            self._tracked.seed = self._born
+        return self._tracked.seed
 
     def _decide(self) -> bool:
         step = self._step
@@ -205,12 +255,16 @@ class PlainCourse:
     def positions(self, total: int) -> Iterator[int]:
         yield from range(total)
 
-    def vote(self, metrics: dict[str, float | None]) -> Verdict:
-        return Verdict(True, {name: value for name, value in metrics.items() if value is not None})
+    def vote(self, metrics: dict[str, Metric]) -> Verdict:
+        return Verdict(True, own_means(metrics))
 
     @property
     def broken(self) -> bool:
         return False
+
+    @property
+    def vacant(self) -> frozenset[int]:
+        return frozenset()
 
 
 def join(backend: str | None = None, timeout: float = 1800.0) -> Job:

@@ -29,6 +29,7 @@ from trainmover.events.catalogue import (
 )
 from trainmover.faults import FaultSpec
 from trainmover.sandbox.player import Player
+from trainmover.training.agreement import Metric, own_means
 from trainmover.training.boundary import Boundary, Settled, Verdict
 from trainmover.training.describe import Describer
 from trainmover.training.environment import Environment
@@ -128,17 +129,17 @@ class LiveCourse:
             self._log.write("void", step=index, epoch=self._session.engine.epoch)
             self._end_phase(False)
 
-    def vote(self, metrics: dict[str, float | None]) -> Verdict:
+    def vote(self, metrics: dict[str, Metric]) -> Verdict:
         """See :meth:`trainmover.training.job.Course.vote`."""
         if self._shadow is not None:
-            return Verdict(True, {name: value for name, value in metrics.items() if value is not None})
+            return Verdict(True, own_means(metrics))
         self._slow_down()
         verdict = self._boundary.vote(metrics)
         if verdict.commit:
             self._session.points.hit("voted")
         self._voted = time.time()
         self._metrics = verdict.metrics
-        if verdict.commit and self._session.rank == 0:
+        if verdict.commit and self._session.leads:
             self._say_progress()
         return verdict
 
@@ -146,6 +147,11 @@ class LiveCourse:
     def broken(self) -> bool:
         """See :meth:`trainmover.training.job.Course.broken`."""
         return self._shadow is None and self._session.communicator.swallowing
+
+    @property
+    def vacant(self) -> frozenset[int]:
+        """See :meth:`trainmover.training.job.Course.vacant`."""
+        return frozenset() if self._shadow is not None else self._session.communicator.vacant
 
     def _say_progress(self) -> None:
         epoch = self._session.engine.epoch

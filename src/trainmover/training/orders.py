@@ -50,8 +50,20 @@ class Order:
         return next((item for item in self.event.joiner_ranks if item.rank == rank), None)
 
     def guardian(self, joiner: int) -> int:
-        """The rank that keeps a joiner's private values."""
-        return guardian_of(joiner, self.layout.world_size, self.layout.ranks_per_machine)
+        """The rank that sends a joiner its private values.
+
+        Of a seat that was vacant, the one that is named; else the guardian as of the epoch before, in
+        which such seats were still vacant.
+        """
+        told, layout = self.told(joiner), self.layout
+        if told is not None and told.keeper is not None:
+            return told.keeper
+        filled = {item.rank // layout.ranks_per_machine for item in self.filled()}
+        return guardian_of(joiner, layout.world_size, layout.ranks_per_machine, layout.vacant | filled)
+
+    def filled(self) -> list[JoinerRank]:
+        """The joiners' ranks on seats that were vacant."""
+        return [item for item in self.event.joiner_ranks if item.keeper is not None]
 
     def sources(self, joiner: int) -> list[int]:
         """Ranks that have a joiner's state and send it: its guardian first where it is one of them.
@@ -62,7 +74,7 @@ class Order:
         told = self.told(joiner)
         if told is None:
             layout = self.layout
-            ranks = [r for r in range(layout.world_size) if layout.machine_of(r) not in self.event.joiners]
+            ranks = [r for r in layout.present if layout.machine_of(r) not in self.event.joiners]
         else:
             ranks = list(told.sources)
         return sorted(ranks, key=lambda rank: (rank != first, rank))[:MAX_SOURCES]

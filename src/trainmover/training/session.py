@@ -104,6 +104,12 @@ class Session:
         return self.communicator.rank
 
     @property
+    def leads(self) -> bool:
+        """This is the first rank that is there: it speaks where one is enough."""
+        seat, slot = divmod(self.rank, self.communicator.ranks_per_machine)
+        return slot == 0 and all(other in self.communicator.vacant for other in range(seat))
+
+    @property
     def order(self) -> Order | None:
         """The order of the epoch that this rank works in; None before its first."""
         return self.orders.of(self.engine.epoch)
@@ -229,6 +235,7 @@ class Session:
             # The links of the sandbox, and of a place that was given up, are not those of this epoch.
             self.communicator.plan = None
             self.on_place(self.communicator.take(order.place))
+        self.communicator.vacant = order.layout.vacant
         plan = self.communicator.as_of_now(order.plan)
         counts = self.engine.adopt(plan)
         self.communicator.plan = plan
@@ -346,7 +353,7 @@ class Session:
                     self.orders.changed.notify_all()
                 return
         mine = {item for item in order.state_links() if rank in (item.low, item.high)}
-        wanted = possible(event, rank, self.communicator.links_at(place)) | mine
+        wanted = possible(event, rank, self.communicator.links_at(place, layout.vacant)) | mine
         peers = self._peers(event)
         for other in peers.keys() & set(layout.ranks_of(self.env.machine)):
             peers[other] = replace(peers[other], beside=True)

@@ -50,6 +50,8 @@ class TrackedState:
         self._shadow: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._scalers: dict[str, dict[str, Any]] = {}
         self._random: dict[str, Any] = {}
+        self.seed: int | None = None
+        """What the random numbers of this rank's shares are made from; None where it asked for none."""
         self.watch: Callable[[Any], None] = lambda _: None
         """Called with each thing that is tracked, as the script made it."""
 
@@ -167,7 +169,7 @@ class TrackedState:
         """The small state that belongs to this rank alone."""
         things = {name: thing.state_dict() for name, thing in self.private.items()}
         self._random = randomness.capture()
-        return plainly.pack({"random": self._random, "things": things}, "job")
+        return plainly.pack({"random": self._random, "things": things, "seed": self.seed}, "job")
 
     def load_private_values(self, data: bytes) -> None:
         """Put a rank's private values in place (its own earlier ones, or those of the rank it becomes)."""
@@ -175,6 +177,7 @@ class TrackedState:
         for name, saved in values["things"].items():
             self.private[name].load_state_dict(saved)
         randomness.restore(values["random"])
+        self.seed = values.get("seed", self.seed)
 
     def settle_random(self) -> None:
         """Set the generators to what the step was voted with.
