@@ -39,6 +39,7 @@ from trainmover.events.catalogue import (
 from trainmover.events.frames import Decoder, encode_frame
 from trainmover.faults import FaultSpec, parse_faults
 from trainmover.sandbox.player import Player
+from trainmover.topology.layout import Layout
 from trainmover.training.boundary import Boundary
 from trainmover.training.environment import Environment
 from trainmover.training.job import Job, Step
@@ -316,11 +317,24 @@ class Cluster:
         wait_until(lambda: all(rank.said(StandbyParked) or rank.error for rank in made), "parked")
         return made
 
-    def prepare(self, kind: str, changes: dict[str, str] | None = None) -> list[str]:
-        """Ask everybody for the next epoch; returns its machines."""
-        changes = changes or {}
+    def prepare(
+        self, kind: str, changes: dict[str, str] | None = None, filled: dict[int, str] | None = None
+    ) -> list[str]:
+        """Ask everybody for the next epoch; returns its machines.
+
+        Args:
+            kind: of the switch.
+            changes: joiner by leaver; "" where the seat is vacated.
+            filled: joiner by vacant seat.
+        """
+        changes, filled = changes or {}, filled or {}
         self.epoch += 1
         machines = [changes.get(machine, machine) for machine in self.layout]
+        for seat, joiner in filled.items():
+            machines[seat] = joiner
+        joiners = {leaver: joiner for leaver, joiner in changes.items() if joiner}
+        joiners |= {f"seat {seat}": joiner for seat, joiner in filled.items()}
+        present = Layout(self.epoch, tuple(machines), self.ranks_per_machine).present
         members = [rank for machine in machines for rank in self.on(machine)]
         wait_until(lambda: all(rank.said(RankStarted) for rank in members), "started")
         event = SwitchPrepare(
@@ -331,9 +345,10 @@ class Cluster:
             machines=tuple(machines),
             ranks_per_machine=self.ranks_per_machine,
             leavers=tuple(changes),
-            joiners=tuple(changes.values()),
-            joiner_ranks=self.joiner_ranks(machines, changes),
+            joiners=tuple(joiners.values()),
+            joiner_ranks=self.joiner_ranks(machines, joiners),
             endpoints=tuple(rank.said(RankStarted)[0].endpoint for rank in members),
+            endpoint_ranks=() if len(present) == self.size else tuple(present),
             limit_seconds=LIMIT,
         )
         self._leaving = list(changes)
@@ -364,14 +379,14 @@ class Cluster:
             wait_until(settled, f"epoch {epoch} adopted", limit)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from error
-        changes = set(self.layout) - set(machines)
+        changes = set(self.layout) - {*machines, ""}
         event = SwitchCommitted(
             epoch=epoch,
             kind=kind,
             incidents=(),
             machines=tuple(machines),
             leavers=tuple(sorted(changes)),
-            joiners=tuple(sorted(set(machines) - set(self.layout))),
+            joiners=tuple(sorted(set(machines) - {*self.layout, ""})),
             step=0,
             generation=1,
         )
@@ -380,9 +395,19 @@ class Cluster:
                 rank.tell(event)
         self.layout = list(machines)
 
-    def switch(self, kind: str, changes: dict[str, str] | None = None) -> None:
+    def switch(
+        self, kind: str, changes: dict[str, str] | None = None, filled: dict[int, str] | None = None
+    ) -> None:
         """One whole switch."""
-        self.adopted(self.prepare(kind, changes), kind)
+        self.adopted(self.prepare(kind, changes, filled), kind)
+
+    def shrink(self, *machines: str) -> None:
+        """The seats of these machines are vacated."""
+        self.switch("shrink", dict.fromkeys(machines, ""))
+
+    def grow(self, filled: dict[int, str]) -> None:
+        """Standbys sit down on vacant seats."""
+        self.switch("grow", filled=filled)
 
     def prepared(self) -> None:
         """Wait until every rank of the coming layout is prepared for it."""

@@ -249,8 +249,10 @@ class MeshCluster(Cluster):
                 same = [other for other, event in described.items() if event.state == state]
                 replicas = [r for r in same if machines[r // TENSOR] not in changes.values()]
                 replicas.sort(key=lambda other, guardian=guardian: (other != guardian, other))
+                replicas = [r for r in replicas if machines[r // TENSOR]]
                 groups: tuple[GroupRow, ...] = described[rank].groups
-                found.append(JoinerRank(rank=rank, groups=groups, sources=tuple(replicas[:8])))
+                keeper = replicas[0] if self.layout[seat] == "" else None
+                found.append(JoinerRank(rank=rank, groups=groups, sources=tuple(replicas[:8]), keeper=keeper))
         return tuple(found)
 
     def check(self, members: Sequence[Rank]) -> None:

@@ -201,7 +201,8 @@ class StandbyCore(Decider):
             return True
         moved = [self._advance_gap(gap) for gap in self._book.in_order()]
         moved += [self._advance_spare(spare) for spare in self._due()]
-        return any(moved) or self._open_gap() or self._grow() or self._replenish()
+        shrunk = self._regrowth.under_way or self.roster.vacant
+        return any(moved) or self._open_gap() or bool(shrunk and self._grow()) or self._replenish()
 
     def _find_roles(self) -> bool:
         """Say the roles of the machines, once in a generation."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, Self
 
@@ -37,7 +37,7 @@ from trainmover.training import shares
 from trainmover.training.agreement import Metric, Sum, own_means
 from trainmover.training.boundary import Verdict
 from trainmover.training.guards import guard_optimizer, guard_scheduler
-from trainmover.training.shares import Share
+from trainmover.training.shares import Share, Standing
 from trainmover.training.state import TrackedState
 
 log = logging.getLogger(__name__)
@@ -76,12 +76,14 @@ class Step:
         """True once the ranks have agreed that this step counts (after ``optimizer.step()``)."""
         return self.verdict is not None and self.verdict.commit
 
-    def shares(self, parts: int = 1, group: dist.ProcessGroup | None = None) -> Iterator[Share]:
-        """The shares of the step's global batch that this rank computes; see :mod:`~trainmover.training.shares`.
+    def shares(
+        self, parts: int = 1, group: dist.ProcessGroup | Sequence[int] | None = None
+    ) -> Iterator[Share]:
+        """The shares of the global batch that this rank computes: see :mod:`trainmover.training.shares`.
 
         Args:
             parts: shares of each member of the group at full strength.
-            group: the data-parallel group; None: all ranks.
+            group: the data-parallel group, or its global ranks; None: all ranks.
 
         Raises:
             ConfigError: called twice in a step, or after it was decided.
@@ -158,8 +160,8 @@ class Course(Protocol):
         """True while collective calls complete without their peers: the iteration will be void."""
 
     @property
-    def vacant(self) -> frozenset[int]:
-        """Seats that nobody has: the others compute their shares of the batch."""
+    def standing(self) -> Standing:
+        """Where this rank is among the others, and which seats nobody has."""
 
 
 class Job:
@@ -220,10 +222,9 @@ class Job:
             self._decide()
         self._step = None
 
-    def _shares_now(self, parts: int, group: dist.ProcessGroup | None) -> list[Share]:
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        width = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return shares.shares(ranks, dist.get_rank(), width, self._course.vacant, parts)
+    def _shares_now(self, parts: int, group: dist.ProcessGroup | Sequence[int] | None) -> list[Share]:
+        ranks = dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else group
+        return shares.shares(self._course.standing, parts, ranks)
 
     def _seed(self) -> int:
         if self._tracked.seed is None:
@@ -263,8 +264,8 @@ class PlainCourse:
         return False
 
     @property
-    def vacant(self) -> frozenset[int]:
-        return frozenset()
+    def standing(self) -> Standing:
+        return Standing(dist.get_rank(), dist.get_world_size())
 
 
 def join(backend: str | None = None, timeout: float = 1800.0) -> Job:

@@ -36,6 +36,7 @@ from trainmover.training.environment import Environment
 from trainmover.training.resume import Keeper
 from trainmover.training.session import Session
 from trainmover.training.shadow import Shadow
+from trainmover.training.shares import Standing
 from trainmover.training.state import TrackedState
 from trainmover.training.steplog import StepLog, peak_rss_bytes
 
@@ -149,9 +150,11 @@ class LiveCourse:
         return self._shadow is None and self._session.communicator.swallowing
 
     @property
-    def vacant(self) -> frozenset[int]:
-        """See :meth:`trainmover.training.job.Course.vacant`."""
-        return frozenset() if self._shadow is not None else self._session.communicator.vacant
+    def standing(self) -> Standing:
+        """See :meth:`trainmover.training.job.Course.standing`."""
+        comm = self._session.communicator
+        vacant = frozenset[int]() if self._shadow is not None else comm.vacant
+        return Standing(comm.rank, comm.world_size, comm.ranks_per_machine, vacant)
 
     def _say_progress(self) -> None:
         epoch = self._session.engine.epoch

@@ -53,24 +53,38 @@ class Share:
     count: int
 
 
-def shares(
-    ranks: Sequence[int], rank: int, ranks_per_machine: int, vacant: frozenset[int], parts: int
-) -> list[Share]:
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a rank is among the others now.
+
+    Attributes:
+        rank: its own.
+        world_size: number of ranks.
+        ranks_per_machine: K of the layout.
+        vacant: seats that nobody has.
+    """
+
+    rank: int
+    world_size: int
+    ranks_per_machine: int = 1
+    vacant: frozenset[int] = frozenset()
+
+
+def shares(standing: Standing, parts: int, ranks: Sequence[int] | None = None) -> list[Share]:
     """The shares of one rank.
 
     Args:
-        ranks: the data-parallel group.
-        rank: one of them.
-        ranks_per_machine: K of the layout.
-        vacant: seats that nobody has.
-        parts: shares of each member at full strength.
+        standing: the rank's.
+        parts: shares of each member of the data-parallel group at full strength.
+        ranks: that group; None: all ranks.
 
     Raises:
         ConfigError: ``parts`` is less than 1, or the rank is not in the group.
     """
-    positions = tuple(other // ranks_per_machine for other in ranks)
-    absent = [member for member, position in enumerate(positions) if position in vacant]
-    member = ranks.index(rank) if rank in ranks else -1
+    ranks = range(standing.world_size) if ranks is None else ranks
+    positions = tuple(other // standing.ranks_per_machine for other in ranks)
+    absent = [member for member, position in enumerate(positions) if position in standing.vacant]
+    member = ranks.index(standing.rank) if standing.rank in ranks else -1
     indexes = shares_of(member, positions, absent, parts)
     return [Share(index, index == indexes[-1], 1.0 / parts, len(ranks) * parts) for index in indexes]
 
