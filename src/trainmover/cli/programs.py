@@ -66,7 +66,8 @@ def machine(
     """Let this computer join a job as one machine: as a member or, once that is full, as a standby.
 
     A machine that could not be heard for a while is replaced.  When it is back it is told so, ends its
-    ranks and joins again, as a standby.
+    ranks and joins again, as a standby.  So does one whose data-parallel replica pauses because another
+    machine of it was lost.
 
     Exit codes: 0 the job completed or this machine was released; 1 the job failed; 3 this machine was
     declared dead, because a rank of it failed (or for any reason, with --once), and has ended its ranks.
@@ -103,10 +104,13 @@ async def _machine(access: Access, name: str, slots: int, host: str, once: bool)
             ending = await agent.run()
         finally:
             await bus.close()
-        if once or not agent.unheard:
+        if once or not agent.joins_again:
             return EXITS[ending]
         logging.getLogger("trainmover.machine").warning(
-            "machine %s was replaced while it could not be heard; it joins again as a standby", name
+            "machine %s was replaced while it could not be heard; it joins again as a standby"
+            if agent.unheard
+            else "the replica of machine %s pauses; it joins again as a standby",
+            name,
         )
 
 

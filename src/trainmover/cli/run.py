@@ -39,6 +39,7 @@ class OnExhausted(StrEnum):
 
     HOLD = "hold"
     FAIL = "fail"
+    SHRINK = "shrink"
 
 
 class StandbyMemory(StrEnum):
@@ -94,7 +95,11 @@ def run(
         typer.Option(metavar="FILE", show_default=False, help="Write report.json here as well."),
     ] = None,
     on_exhausted: Annotated[
-        OnExhausted, typer.Option(help="When a machine is lost and no standby is left.")
+        OnExhausted,
+        typer.Option(
+            help="When a machine is lost and no standby is left: wait for one, fail, or go on without its "
+            "data-parallel replica until there is one (the script must use step.shares())."
+        ),
     ] = OnExhausted.HOLD,
     standby_memory: Annotated[
         StandbyMemory,

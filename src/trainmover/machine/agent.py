@@ -75,6 +75,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._ending: Ending | None = None
         self._lost_a_rank = False
+        self._paused = False
         self._acts: dict[type[say.Event], Callable[[Any], Awaitable[Ending | None]]] = {
             say.JobSubmitted: self._on_submitted,
             say.MachineJoined: self._on_joined,
@@ -94,6 +95,11 @@ class Agent:
     def stop(self) -> None:
         """Leave in good order (an operator's SIGTERM)."""
         self._stop.set()
+
+    @property
+    def joins_again(self) -> bool:
+        """Nothing is wrong with this machine: it could only not be heard, or its replica pauses."""
+        return self.unheard or (self._ending == "released" and self._paused)
 
     @property
     def unheard(self) -> bool:
@@ -233,6 +239,7 @@ class Agent:
             await self._ranks.end_others(self._relay.role)
         if self.config.name not in event.leavers:
             return None
+        self._paused = event.kind == "shrink"
         log.info("released: epoch %d goes on without this machine", event.epoch)
         await self._ranks.end(RELEASE_PATIENCE)
         return "released"

@@ -21,7 +21,7 @@ class RunConfig:
     standbys: int = 0
     seed: int = 0
     faults: tuple[FaultSpec, ...] = ()
-    on_exhausted: str = "hold"
+    on_exhausted: Literal["hold", "fail", "shrink"] = "hold"
     bus: str | None = None
     standby_memory: Literal["resident", "sequential"] = "resident"
     recordings: str = ""

@@ -158,7 +158,7 @@ class LocalRun:
             standbys=self.config.standbys,
             seed=self.config.seed,
             run_dir=str(self.run_dir.path),
-            on_exhausted="fail" if self.config.on_exhausted == "fail" else "hold",
+            on_exhausted=self.config.on_exhausted,
             faults=tuple(str(spec) for spec in self.config.faults),
             standby_memory=self.config.standby_memory,
             recordings=self.config.recordings,

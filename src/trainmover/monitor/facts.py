@@ -40,11 +40,11 @@ def _because(reason: str) -> str:
 
 
 def _many(names: tuple[str, ...]) -> str:
-    return ", ".join(names) or "none"
+    return ", ".join(name or "(vacant)" for name in names) or "none"
 
 
 def _who(plan: say.PlanReady) -> str:
-    return f", {_many(plan.leavers)} -> {_many(plan.joiners)}" if plan.leavers else ""
+    return f", {_many(plan.leavers)} -> {_many(plan.joiners)}" if plan.leavers or plan.joiners else ""
 
 
 def _in(role: str) -> str:
@@ -95,6 +95,11 @@ _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
     say.StandbyParked: lambda e: f"machine {e.machine} slot {e.slot} is warm and parked{_in(e.role)}",
     say.StandbyAssigned: lambda e: (
         f"machine {e.joiner} takes the place of {e.leaver} ({e.kind}){_in(e.role)}"
+        if e.leaver
+        else f"machine {e.joiner} takes the vacant seat {e.position}{_in(e.role)}"
+    ),
+    say.StandbyExhausted: lambda e: (
+        f"no spare is left for position {e.position} ({e.machine}): its replica pauses"
     ),
     say.StandbyReplenish: lambda e: f"one more standby is wanted{_because(e.reason)}",
     say.PlanReady: lambda e: (

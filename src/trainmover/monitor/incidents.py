@@ -63,7 +63,7 @@ class IncidentView:
 
     Attributes:
         id: the incident's name on the bus.
-        kind: an unexpected failure or a planned move.
+        kind: an unexpected failure, a planned move, or a vacant seat that is filled again.
         machine: the machine that goes.
         joiner: the machine that comes; None until one is assigned.
         cause: why, in the words of whoever opened it.
@@ -78,6 +78,7 @@ class IncidentView:
         adopted: what each rank said when it adopted the epoch, by rank.
         ranks: how many ranks have to say so.
         position: the place in the layout that changes hands, where it is known.
+        paused: no spare was found, and training went on without the machine's replica.
     """
 
     id: str
@@ -97,6 +98,12 @@ class IncidentView:
     adopted: dict[int, SwitchAdopted] = field(default_factory=dict)
     ranks: int = 0
     position: int | None = None
+    paused: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """What came of it: its kind, or ``shrink`` where the machine was not replaced."""
+        return "shrink" if self.paused else self.kind
 
     @property
     def stage(self) -> Stage:

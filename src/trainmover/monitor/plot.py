@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainmover.errors import ConfigError
-from trainmover.monitor.report import Report
+from trainmover.monitor.report import Report, reduced
+from trainmover.monitor.view import Membership
 
-COLOURS = {"failure": "#c0392b", "move": "#2471a3"}
+COLOURS = {"failure": "#c0392b", "move": "#2471a3", "shrink": "#b9770e", "grow": "#1e8449"}
 
 
 def draw_losses(report: Report, path: Path) -> None:
-    """Draw the loss of every step and a line per incident into a PNG.
+    """Draw the loss of every step, a line per incident, and where seats were vacant, into a PNG.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -30,6 +31,11 @@ def draw_losses(report: Report, path: Path) -> None:
     known = [(step, loss) for step, loss in enumerate(report.losses) if loss is not None]
     axes.plot([step for step, _ in known], [loss for _, loss in known], color="#34495e", linewidth=1.4)
     told: set[str] = set()
+    memberships = [Membership(**membership) for membership in report.memberships]
+    for number, (first, last) in enumerate(reduced(memberships, report.steps)):
+        label = None if number else "reduced strength"
+        axes.axvspan(first, last, color=COLOURS["shrink"], alpha=0.12, linewidth=0, label=label)
+        told.add("reduced strength")
     top = axes.get_ylim()[1]
     for incident in report.incidents:
         if incident.step is None:
@@ -40,7 +46,7 @@ def draw_losses(report: Report, path: Path) -> None:
         axes.axvline(incident.step, color=colour, linestyle="--", linewidth=1.2, label=label)
         took = f" {incident.downtime_seconds:.2f} s" if incident.downtime_seconds is not None else ""
         axes.annotate(
-            f"{incident.machine}→{incident.joiner or '?'}{took}",
+            f"{incident.machine}→{incident.joiner or ('none' if incident.kind == 'shrink' else '?')}{took}",
             (incident.step, top),
             xytext=(3, -3),
             textcoords="offset points",

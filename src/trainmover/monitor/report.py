@@ -29,7 +29,7 @@ from typing import Any
 from trainmover.events.envelope import Envelope
 from trainmover.monitor.incidents import IncidentView
 from trainmover.monitor.steps import StepFact, StepFacts
-from trainmover.monitor.view import ClusterView
+from trainmover.monitor.view import ClusterView, Membership
 
 SETTLED_STEPS = 3
 """A stayer's memory after a switch is looked at after this many steps of the new epoch."""
@@ -55,7 +55,8 @@ class IncidentReport:
 class Report:
     """``report.json``; ``problems`` is for the reader of the terminal and not in the file.
 
-    ``recordings`` are the bytes of what spares are warmed with, by role.
+    ``recordings`` are the bytes of what spares are warmed with, by role.  ``memberships`` tells who trained
+    from which step on; ``reduced_steps`` counts the steps that were done while seats were vacant.
     """
 
     seed: int
@@ -67,6 +68,8 @@ class Report:
     stayer_peak_memory_growth: float | None
     incidents: list[IncidentReport]
     recordings: dict[str, int] = field(default_factory=dict)
+    memberships: list[dict[str, Any]] = field(default_factory=list)
+    reduced_steps: int = 0
     problems: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -87,9 +90,10 @@ def build_report(envelopes: Iterable[Envelope], facts: StepFacts) -> Report:
     typical = _median_step(facts.steps)
     over = [incident for incident in view.incidents.values() if incident.state != "refused"]
     losses = _losses(facts.steps)
+    steps = view.steps if view.steps is not None else len(losses)
     return Report(
         seed=view.submitted.seed if view.submitted is not None else 0,
-        steps=view.steps if view.steps is not None else len(losses),
+        steps=steps,
         digest=view.digest or None,
         losses=losses,
         median_step_seconds=typical,
@@ -97,8 +101,29 @@ def build_report(envelopes: Iterable[Envelope], facts: StepFacts) -> Report:
         stayer_peak_memory_growth=_worst(_memory_growth(item, facts.steps) for item in over),
         incidents=[_incident(item, facts, typical) for item in over],
         recordings=view.roles.sizes,
+        memberships=[asdict(membership) for membership in view.memberships],
+        reduced_steps=sum(last - first for first, last in reduced(view.memberships, steps)),
         problems=problems,
     )
+
+
+def reduced(memberships: Sequence[Membership], steps: int) -> list[tuple[int, int]]:
+    """The steps that were done while seats were vacant: first, and the one after the last, of each stretch.
+
+    Args:
+        memberships: in the order of the switches; each holds until the next.
+        steps: number of steps of the run.
+    """
+    found: list[tuple[int, int]] = []
+    ends = [membership.step for membership in memberships[1:]] + [steps]
+    for membership, end in zip(memberships, ends, strict=True):
+        if membership.present == membership.seats or end <= membership.step:
+            continue
+        if found and found[-1][1] == membership.step:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((membership.step, end))
+    return found
 
 
 def _median_step(steps: Sequence[StepFact]) -> float | None:
@@ -143,7 +168,7 @@ def _incident(incident: IncidentView, facts: StepFacts, typical: float | None) -
     downtime = None if after is None else after - (before if before is not None else start)
     return IncidentReport(
         id=incident.id,
-        kind=incident.kind,
+        kind=incident.outcome,
         machine=incident.machine,
         joiner=incident.joiner,
         step=incident.step,

@@ -25,6 +25,24 @@ __all__ = ["ClusterView", "MachineState", "MachineView"]
 RATE_SAMPLES = 20
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who trains from a step on.
+
+    Attributes:
+        step: the first step.
+        epoch, kind: of the switch.
+        present: number of seats that somebody has.
+        seats: number of all seats.
+    """
+
+    step: int
+    epoch: int
+    kind: str
+    present: int
+    seats: int
+
+
 @dataclass(slots=True)
 class ClusterView:
     """State of one job, built by :meth:`apply` from its events in any sensible order.
@@ -36,6 +54,7 @@ class ClusterView:
         step: last committed step index that a sample told of.
         metrics: the metrics of that step.
         roles: the machine roles of this generation, and their recordings.
+        memberships: every committed change of membership, in order.
     """
 
     phase: Literal["waiting", "starting", "training", "held", "completed", "failed"] = "waiting"
@@ -56,6 +75,7 @@ class ClusterView:
     steps: int | None = None
     reason: str = ""
     roles: RolesView = field(default_factory=RolesView)
+    memberships: list[Membership] = field(default_factory=list)
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_SAMPLES))
     _moves: dict[str, tuple[float, str]] = field(default_factory=dict)
     _evidence: dict[str, float] = field(default_factory=dict)
@@ -242,13 +262,15 @@ def _parked(view: ClusterView, envelope: Envelope, event: say.StandbyParked) -> 
 def _assigned(view: ClusterView, envelope: Envelope, event: say.StandbyAssigned) -> None:
     incident = view.incidents.get(event.incident)
     if incident is None:
-        incident = view._incident_of(event.leaver)
+        incident = view._incident_of(event.leaver) if event.leaver else None
         if incident is not None:
             del view.incidents[incident.id]
             incident.id = event.incident
         else:
             opened, cause = view._moves.pop(event.leaver, (envelope.time, ""))
-            incident = IncidentView(event.incident, event.kind, event.leaver, cause=cause)
+            machine_or_seat = event.leaver or f"seat {event.position}"
+            incident = IncidentView(event.incident, event.kind, machine_or_seat, cause=cause)
+            incident.position = event.position
             incident.reach("opened", opened)
             incident.reach("detected", opened)
         view.incidents[event.incident] = incident
@@ -278,12 +300,16 @@ def _plan(view: ClusterView, envelope: Envelope, event: say.PlanReady) -> None:
     for incident in view._of(event.incidents):
         incident.take_back("planned")
         incident.epoch = event.epoch
+        incident.paused = event.kind == "shrink" and incident.joiner is None
+        if incident.paused:
+            incident.held = ""
         incident.reach("planned", envelope.time)
 
 
 def _prepare(view: ClusterView, envelope: Envelope, event: say.SwitchPrepare) -> None:
     for incident in view._of(event.incidents):
-        incident.prepare(event.epoch, len(event.machines) * event.ranks_per_machine, envelope.time)
+        present = sum(map(bool, event.machines))
+        incident.prepare(event.epoch, present * event.ranks_per_machine, envelope.time)
 
 
 def _prepared(view: ClusterView, envelope: Envelope, event: say.SwitchPrepared) -> None:
@@ -299,6 +325,8 @@ def _adopted(view: ClusterView, envelope: Envelope, event: say.SwitchAdopted) ->
 def _committed(view: ClusterView, envelope: Envelope, event: say.SwitchCommitted) -> None:
     view.epoch = max(view.epoch, event.epoch)
     view._seat(event.machines, "training")
+    present, seats = sum(map(bool, event.machines)), len(event.machines)
+    view.memberships.append(Membership(event.step, event.epoch, event.kind, present, seats))
     for name in event.leavers:
         machine = view.machines.get(name)
         if machine is not None:

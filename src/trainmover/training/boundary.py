@@ -315,6 +315,11 @@ class Boundary:
             order.epoch, joiner, began, time.time(), self._meeting_seconds, copied - started, ended - copied
         )
 
+    @property
+    def kept(self) -> dict[int, bytes]:
+        """The private values of ranks that are absent, as they were when their seats were vacated."""
+        return {rank: self._kept.get(rank, b"") for rank in self.session.communicator.absent}
+
     # -- private values of absent ranks ----------------------------------------------------------
 
     def _keep_of_absent(self, group: Group, committed: int) -> None:

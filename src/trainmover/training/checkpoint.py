@@ -11,6 +11,10 @@ what happens to the job's groups meanwhile does not matter to them.
 4. Rank 0 waits for all of it, writes what is common and makes the checkpoint whole
    (:class:`~trainmover.training.shelf.Shelf`); then older ones go.
 
+Where seats are vacant the first rank that is there does what rank 0 does, and adds the private values of
+absent ranks, which everybody keeps.  Their tensors are their replicas'; where ranks have different ones it is
+not known here whose, and no checkpoint is made until the seats are filled.
+
 When a machine is lost in the middle, its part never comes.  The checkpoint is given up when the next one
 is due, and whoever begins the next removes what is left of it.  A rank that still works on one when the
 next is due leaves that one out.  Nothing that goes wrong here stops training: it is said, and the last
@@ -25,8 +29,8 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgpack
@@ -42,7 +46,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from trainmover.events.catalogue import CheckpointFailed, CheckpointSaved, Event
-from trainmover.training.pieces import Merged, Piece, dtype_of, merge, pieces
+from trainmover.training.pieces import Piece, dtype_of, merge, pieces
 from trainmover.training.shelf import METADATA, VALUES, Shelf
 from trainmover.training.state import TrackedState, tensor_bytes
 
@@ -77,6 +81,13 @@ class Snapshot:
     shared: bytes
     private: bytes
     copying: float
+    absent: Mapping[int, bytes] = field(default_factory=dict)
+    """Private values of ranks that are not there."""
+
+    @property
+    def present(self) -> list[int]:
+        """Ranks that are there."""
+        return [rank for rank in range(self.world_size) if rank not in self.absent]
 
 
 class Attempt:
@@ -146,13 +157,21 @@ class Checkpointer:
         return step > 0 and (step % self.every == 0 or step == total)
 
     def take(
-        self, step: int, rank: int, world_size: int, tracked: TrackedState, private: bytes, epoch: int
+        self,
+        step: int,
+        rank: int,
+        world_size: int,
+        tracked: TrackedState,
+        private: bytes,
+        epoch: int,
+        absent: Mapping[int, bytes] | None = None,
     ) -> bool:
         """Copy the state after ``step`` committed steps and write it beside training.
 
         Args:
             private: the private values as of that step.
             epoch: the membership's.
+            absent: private values of the ranks that are not there.
 
         Returns:
             False when the one before is still being written, and this one is left out.
@@ -170,7 +189,8 @@ class Checkpointer:
         began = time.monotonic()
         held = [(piece, self._copy(piece.name, tensor)) for piece, tensor in pieces(tracked, rank)]
         shared = tracked.shared_values()
-        snapshot = Snapshot(step, rank, world_size, held, shared, private, time.monotonic() - began)
+        copying = time.monotonic() - began
+        snapshot = Snapshot(step, rank, world_size, held, shared, private, copying, absent or {})
         self._attempt = Attempt(snapshot, epoch)
         threading.Thread(
             target=self._make, args=(self._attempt,), name=f"trainmover-checkpoint-{step}", daemon=True
@@ -218,7 +238,8 @@ class Checkpointer:
 
     def _write(self, attempt: Attempt) -> None:
         shot, shelf = attempt.snapshot, self.shelf
-        if shot.rank == 0:
+        leads = shot.rank == shot.present[0]
+        if leads:
             shelf.clear_parts(shot.step, but=shelf.part(shot.step, self.generation))
         folder = shelf.begin(shot.step, self.generation)
         known = [
@@ -229,14 +250,14 @@ class Checkpointer:
         values = msgpack.packb({"shared": shot.shared, "private": shot.private, "names": optimizers})
         index = {"rows": [piece.row() for piece in known], "values": values}
         shelf.put(f"{folder}/index-{shot.rank}", msgpack.packb(index))
-        if shot.rank == 0:
+        if leads:
             self._lead(attempt, folder)
         else:
             self._take_part(attempt, folder)
 
     def _take_part(self, attempt: Attempt, folder: str) -> None:
         rank = attempt.snapshot.rank
-        plan = attempt.wait_for(lambda: self.shelf.get(f"{folder}/plan-{rank}"), "rank 0's plan")
+        plan = attempt.wait_for(lambda: self.shelf.get(f"{folder}/plan-{rank}"), "the first rank's plan")
         keys = msgpack.unpackb(plan)
         if not keys:
             return
@@ -263,15 +284,21 @@ class Checkpointer:
 
     def _lead(self, attempt: Attempt, folder: str) -> None:
         shot, shelf = attempt.snapshot, self.shelf
-        ranks = range(shot.world_size)
+        ranks = shot.present
         indexes = self._collect(attempt, folder, "index", ranks)
-        held = [[Piece.of_row(row) for row in indexes[rank]["rows"]] for rank in ranks]
-        merged = merge(held)
+        held = {rank: [Piece.of_row(row) for row in indexes[rank]["rows"]] for rank in ranks}
+        merged = merge([held[rank] for rank in ranks])
+        if shot.absent and merged.variants:
+            raise GivenUpError(
+                f"ranks {sorted(shot.absent)} are absent, and not all ranks have the same state"
+            )
+        writes = {ranks[number]: keys for number, keys in merged.writes.items()}
         for rank in ranks:
-            shelf.put(f"{folder}/plan-{rank}", msgpack.packb(merged.writes.get(rank, [])))
+            shelf.put(f"{folder}/plan-{rank}", msgpack.packb(writes.get(rank, [])))
         self._take_part(attempt, folder)
-        done = self._collect(attempt, folder, "done", sorted(merged.writes))
-        tensors = _table(merged, held, done)
+        done = self._collect(attempt, folder, "done", sorted(writes))
+        tensors = _table(merged.entries, writes, held, done)
+        values = [_values_of(indexes, shot.absent, rank) for rank in range(shot.world_size)]
         body = {
             "step": shot.step,
             "job": self.job,
@@ -280,7 +307,7 @@ class Checkpointer:
             "period": merged.period,
             "tensors": tensors,
             "variants": merged.variants,
-            "values": self._write_values(f"{folder}/{VALUES}", [indexes[rank]["values"] for rank in ranks]),
+            "values": self._write_values(f"{folder}/{VALUES}", values),
         }
         shelf.put(f"{folder}/{METADATA}", pickle.dumps(metadata_of(tensors)))
         shelf.drop(folder, [f"{kind}-{rank}" for kind in ("index", "plan", "done") for rank in ranks])
@@ -333,11 +360,26 @@ def file_of(rank: int) -> str:
     return f"rank-{rank:05d}.distcp"
 
 
-def _table(merged: Merged, held: list[list[Piece]], done: dict[int, Any]) -> dict[str, dict[str, Any]]:
+def _values_of(indexes: Mapping[int, Any], absent: Mapping[int, bytes], rank: int) -> bytes:
+    """A rank's values; an absent one's are those of the first that is there, but for the private ones."""
+    if rank not in absent:
+        own: bytes = indexes[rank]["values"]
+        return own
+    values = msgpack.unpackb(indexes[min(indexes)]["values"])
+    packed: bytes = msgpack.packb({**values, "private": absent[rank] or values["private"]})
+    return packed
+
+
+def _table(
+    entries: Mapping[str, dict[str, Any]],
+    writes: Mapping[int, Any],
+    held: Mapping[int, list[Piece]],
+    done: Mapping[int, Any],
+) -> dict[str, dict[str, Any]]:
     """The manifest's table of tensors: where every chunk is."""
-    table: dict[str, dict[str, Any]] = {key: {**entry, "chunks": []} for key, entry in merged.entries.items()}
+    table: dict[str, dict[str, Any]] = {key: {**entry, "chunks": []} for key, entry in entries.items()}
     for rank, rows in done.items():
-        names = dict(merged.writes[rank])
+        names = dict(writes[rank])
         own = {piece.name: piece for piece in held[rank]}
         for key, at, size, digest in rows:
             offsets, sizes = own[names[key]].chunk
