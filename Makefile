@@ -17,7 +17,7 @@ TORCH  ?= 2.15.0
 OTHER  := .venv-torch-$(TORCH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long conformance test-torch check format bench contract clean
+.PHONY: help demo test test-long conformance test-torch check format bench contract docs docs-serve clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,11 +55,18 @@ bench: $(VENV)/.demo  ## downtime and overhead, a minute each; JSON beside the t
 	@$(BIN)/python benchmarks/downtime.py --quick --json runs/downtime.json
 	@$(BIN)/python benchmarks/overhead.py --quick --json runs/overhead.json
 
-contract: $(VENV)/.dev  ## write the contract in events/ and services/*/service.toml from the code
+contract: $(VENV)/.dev  ## write what follows from the code: the contract in events/, subjects, reference pages
 	@$(BIN)/python tools/generate.py
 
+docs: $(VENV)/.docs  ## build the documentation into site/, strictly; loads nothing from elsewhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the documentation is in site/index.html"
+
+docs-serve: $(VENV)/.docs  ## show the documentation at http://127.0.0.1:8000 while you write it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
+
 clean:  ## remove everything that was made here, runs included
-	rm -rf $(VENV) .venv-torch-* build dist runs .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* build dist runs site .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- the virtual environment ---------------------------------------------------------------------
@@ -91,6 +98,11 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.demo pyproject.toml
 	@echo "installing trainmover[dev]"
 	@$(PIP) --editable ".[demo,dev]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	@echo "installing trainmover[docs]"
+	@$(PIP) --editable ".[docs]"
 	@touch $@
 
 # Another torch brings its own companions, so only what has nothing to do with it stays pinned.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from trainmover.services.core import Decider
 from trainmover.services.tables import mermaid
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # its neighbour is found too where this file is run by its name
 
 CORES: tuple[type[Decider], ...] = (
     health.HealthCore,
@@ -124,6 +126,8 @@ def between_marks(path: Path, name: str, content: str) -> str:
 
 def files() -> dict[Path, str]:
     """Every generated file and its content."""
+    from tools import reference
+
     found = {ROOT / "events" / name: text for name, text in contract.files().items()}
     readme = ROOT / "events" / "README.md"
     found[readme] = between_marks(readme, "events", event_table())
@@ -134,7 +138,7 @@ def files() -> dict[Path, str]:
     for role in ROLES.values():
         if role.name not in {core.name for core in CORES}:
             found[ROOT / "services" / role.name / "service.toml"] = role_toml(role)
-    return found
+    return found | reference.pages()
 
 
 def stale() -> list[Path]:
