@@ -16,8 +16,12 @@ TORCH_INDEX ?=
 TORCH  ?= 2.15.0
 OTHER  := .venv-torch-$(TORCH)
 
+# Tests run file by file in this many processes; tests/conftest.py keeps whole jobs from running beside each other.
+WORKERS ?= 2
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long conformance test-torch check format bench contract docs docs-serve clean
+.PHONY: help demo test test-long coverage conformance test-torch check format bench contract docs docs-serve clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,19 +29,22 @@ help:  ## show this list
 demo: $(VENV)/.demo  ## train a small GPT on 3 machines; one is killed, one is moved away
 	@$(BIN)/trainmover demo $(ARGS)
 
-test: $(VENV)/.dev  ## run the tests with coverage (ARGS="-k name" for some of them)
-	@$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+test: $(VENV)/.dev  ## run the tests (ARGS="-k name" for some of them, WORKERS=0 one after the other)
+	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-long: $(VENV)/.dev  ## every case of the long suites too (conformance aside)
-	@$(BIN)/python -m pytest --long --no-cov $(ARGS)
+	@$(BIN)/python -m pytest --long $(SPREAD) $(ARGS)
+
+coverage: $(VENV)/.dev  ## the tests once more, and what of the code they reach
+	@$(BIN)/python -m pytest --cov --cov-report=term $(SPREAD) $(ARGS)
 
 conformance: $(VENV)/.dev  ## torch's frameworks and torch's own suite on our backend, beside Gloo
-	@TRAINMOVER_CONFORMANCE=all $(BIN)/python -m pytest tests/conformance --no-cov $(ARGS)
+	@TRAINMOVER_CONFORMANCE=all $(BIN)/python -m pytest tests/conformance $(ARGS)
 
 test-torch: $(OTHER)/.ready  ## everything that touches torch, on another torch (TORCH=2.14.1)
 	@$(OTHER)/bin/python -m pytest tests/conformance tests/ccl/test_group.py tests/ccl/test_roads.py \
 		tests/ccl/test_standalone.py tests/ccl/test_reconfigure.py tests/ccl/test_memory.py \
-		tests/ccl/test_cuda.py --no-cov $(ARGS)
+		tests/ccl/test_cuda.py $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format, types, direction of dependency, the contract
 	@$(BIN)/ruff check .

@@ -1,14 +1,19 @@
-"""Long suites: which of their cases run every time.
+"""Long suites: which of their cases run every time; and which tests may run beside each other.
 
 A test marked ``long(every=N)`` has many cases that differ little.  Of these the first and every N-th
 after it run each time, always the same ones; ``--long`` (``make test-long``) runs all.
+
+With pytest-xdist every file is a room of its own that one worker has, and all of ``tests/cluster`` is one
+room: whole jobs, each of which wants the computer for itself, never run beside each other.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,3 +39,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+class Rooms(LoadFileScheduling):
+    """Whole jobs in one room, every other file in its own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/cluster" if nodeid.startswith("tests/cluster/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Rooms:
+    """What xdist asks for who runs what."""
+    return Rooms(config, log)
