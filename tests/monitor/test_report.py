@@ -9,12 +9,18 @@ import pytest
 
 from trainmover.events import catalogue as say
 from trainmover.monitor.report import build_report
-from trainmover.monitor.steps import VoidFact, read_steps
+from trainmover.monitor.steps import StepFacts, VoidFact, read_steps
 
 
 def report_of(story):
     story.facts.steps.sort(key=lambda fact: fact.end)
     return build_report(story.envelopes, story.facts)
+
+
+def test_a_job_that_failed_before_its_first_epoch_has_a_report() -> None:
+    """Nothing was trained, nothing stood vacant, and that is a report too."""
+    report = build_report([], StepFacts())
+    assert (report.steps, report.reduced_steps, report.incidents) == (0, 0, [])
 
 
 def test_a_failure_in_figures(story) -> None:

@@ -116,7 +116,8 @@ def reduced(memberships: Sequence[Membership], steps: int) -> list[tuple[int, in
     """
     found: list[tuple[int, int]] = []
     ends = [membership.step for membership in memberships[1:]] + [steps]
-    for membership, end in zip(memberships, ends, strict=True):
+    # A job that failed before its first epoch has no membership, only an end.
+    for membership, end in zip(memberships, ends, strict=False):
         if membership.present == membership.seats or end <= membership.step:
             continue
         if found and found[-1][1] == membership.step:

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Protocol, Self
 
@@ -268,6 +269,10 @@ class PlainCourse:
         return Standing(dist.get_rank(), dist.get_world_size())
 
 
+rehearsed: ContextVar[Callable[[TrackedState], Course] | None] = ContextVar("rehearsed", default=None)
+"""Makes the course of the next job where a test rehearses a script (:mod:`trainmover.testing`)."""
+
+
 def join(backend: str | None = None, timeout: float = 1800.0) -> Job:
     """Join the job: initialise ``torch.distributed`` and return the job.
 
@@ -297,4 +302,5 @@ def join(backend: str | None = None, timeout: float = 1800.0) -> Job:
         dist.init_process_group(kind, timeout=timedelta(seconds=timeout))
     else:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    return Job(PlainCourse(), tracked)
+    course_of = rehearsed.get()
+    return Job(PlainCourse() if course_of is None else course_of(tracked), tracked)
