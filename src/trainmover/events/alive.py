@@ -37,14 +37,23 @@ async def shown_alive(bus: Bus) -> AsyncIterator[None]:
         yield
     finally:
         await end_tasks([task])
-        path.unlink(missing_ok=True)
+        _remove(path)
 
 
 async def _touch(bus: Bus, path: Path) -> None:
     while True:
         check_cancelled()
         if bus.connected_for > 0:
-            # Where it cannot be written it grows old, which is what there is to say.
-            with contextlib.suppress(OSError):
-                path.touch()
+            _refresh(path)
         await asyncio.sleep(SECONDS)
+
+
+def _refresh(path: Path) -> None:
+    # Where it cannot be written it grows old, which is what there is to say.
+    with contextlib.suppress(OSError):
+        path.touch()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
