@@ -19,6 +19,7 @@ conversion.  Encoding is a dump of the model in its field order, so equal events
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 import msgpack
@@ -34,7 +35,13 @@ MAX_BODY: Final = 1 << 20
 MAX_DEPTH: Final = 8
 """How deep maps and sequences may be nested; the catalogue needs 3."""
 
+SMALL: Final = 4096
+"""Bodies of up to so many bytes are not skipped over first: what they can announce is at most
+this many elements in each of some hundred maps or sequences, a few megabytes."""
+
 UNKNOWN_SENDER: Final = "an unknown sender"
+
+_CONTAINERS: Final = frozenset({tuple, dict})
 
 FAULTS = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
 """Everything msgpack raises on bad bytes."""
@@ -62,8 +69,7 @@ def decode(model: type[Event], body: bytes, sender: str = UNKNOWN_SENDER) -> Eve
     Raises:
         DecodeError: the body is not exactly one such event.
     """
-    what = f"{model.type} from {sender}"
-    return validate(model, unpack(body, what, MAX_BODY), what)
+    return _decode(model, body, f"{model.type} from {sender}")
 
 
 def encode_message(envelope: Envelope) -> tuple[dict[str, str], bytes]:
@@ -88,7 +94,7 @@ def decode_message(headers: Mapping[str, str] | None, body: bytes, subject: str 
     """
     headers = headers or {}
     model = model_of(headers)
-    envelope = from_headers(headers, decode(model, body, sender_of(headers)))
+    envelope = from_headers(headers, _decode(model, body, _What(model, headers)))
     if subject is not None and subject != envelope.subject:
         raise DecodeError(
             f"{envelope.type} from {sender_of(headers)} came on subject {subject[:200]!r},"
@@ -97,13 +103,29 @@ def decode_message(headers: Mapping[str, str] | None, body: bytes, subject: str 
     return envelope
 
 
+class _What:
+    """What a message is said to be, put into words only when something is wrong with it."""
+
+    __slots__ = ("_headers", "_model")
+
+    def __init__(self, model: type[Event], headers: Mapping[str, str]) -> None:
+        self._model, self._headers = model, headers
+
+    def __str__(self) -> str:
+        return f"{self._model.type} from {sender_of(self._headers)}"
+
+
+def _decode(model: type[Event], body: bytes, what: object) -> Event:
+    return validate(model, unpack(body, what, MAX_BODY), what)
+
+
 def pack(value: Any) -> bytes:
     """msgpack of plain values; text as text, bytes as bytes."""
     packed: bytes = msgpack.packb(value, use_bin_type=True)
     return packed
 
 
-def unpack(body: bytes, what: str, limit: int) -> Any:
+def unpack(body: bytes, what: object, limit: int) -> Any:
     """Plain values of one msgpack object, sequences as tuples.
 
     Args:
@@ -115,21 +137,22 @@ def unpack(body: bytes, what: str, limit: int) -> Any:
     """
     if len(body) > limit:
         raise DecodeError(f"{what} is {len(body)} bytes, the limit is {limit}")
+    size = len(body)
     try:
-        scanner = msgpack.Unpacker(max_buffer_size=limit + 1)
-        scanner.feed(body)
-        scanner.skip()
-        complete = scanner.tell() == len(body)
-    except FAULTS as error:
-        raise DecodeError(f"{what} is not msgpack: {_reason(error)}") from None
-    if not complete:
-        raise DecodeError(f"{what} has bytes after its end")
-    try:
-        value = msgpack.unpackb(
-            body, use_list=False, raw=False, ext_hook=_no_extensions, object_pairs_hook=_unique
-        )
+        if size > SMALL:
+            scanner = msgpack.Unpacker(read_size=size, max_buffer_size=size)
+            scanner.feed(body)
+            scanner.skip()
+        value = msgpack.unpackb(body, use_list=False, raw=False, ext_hook=_no_extensions)
+        if pack(value) != body:
+            # Packed by somebody else, who may write shorter than is possible, or a field twice.
+            value = msgpack.unpackb(
+                body, use_list=False, raw=False, ext_hook=_no_extensions, object_pairs_hook=_unique
+            )
     except DecodeError as error:
         raise DecodeError(f"{what}: {error}") from None
+    except msgpack.ExtraData:
+        raise DecodeError(f"{what} has bytes after its end") from None
     except FAULTS as error:
         raise DecodeError(f"{what} is not msgpack: {_reason(error)}") from None
     if _deeper_than(value, MAX_DEPTH):
@@ -137,7 +160,7 @@ def unpack(body: bytes, what: str, limit: int) -> Any:
     return value
 
 
-def validate(model: type[Event], value: Any, what: str) -> Event:
+def validate(model: type[Event], value: Any, what: object) -> Event:
     """The event that plain values make.
 
     Raises:
@@ -146,7 +169,11 @@ def validate(model: type[Event], value: Any, what: str) -> Event:
     if not isinstance(value, dict):
         raise DecodeError(f"{what} is a {type(value).__name__}, not a map of fields")
     try:
-        return model.model_validate(value)
+        event = model.model_validate(value)
+        if len(value) == len(every := _fields(model)):
+            # What TrainMover says has every field; the set that tells so can be one for all of a type.
+            object.__setattr__(event, "__pydantic_fields_set__", every)
+        return event
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
         said = "; ".join(f"field {_path(fault['loc'])}: {fault['msg']}" for fault in faults[:3])
@@ -154,6 +181,11 @@ def validate(model: type[Event], value: Any, what: str) -> Event:
         raise DecodeError(f"{what}: {said}{more}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise DecodeError(f"{what}: {_reason(error)}") from None
+
+
+@cache
+def _fields(model: type[Event]) -> set[str]:
+    return set(model.model_fields)
 
 
 def model_named(name: object, sender: str) -> type[Event]:
@@ -181,18 +213,17 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 def _deeper_than(value: Any, limit: int) -> bool:
     """Breadth first, containers only: cost is that of touching each element once."""
-    level = [value]
+    level = [value] if type(value) in _CONTAINERS else []
     for _ in range(limit + 1):
-        inner: list[Any] = []
-        for item in level:
-            if type(item) is tuple:
-                inner.extend(part for part in item if type(part) in (tuple, dict))
-            elif type(item) is dict:
-                inner.extend(part for part in item.values() if type(part) in (tuple, dict))
-        if not inner:
+        if not level:
             return False
-        level = inner
-    return True
+        level = [
+            part
+            for item in level
+            for part in (item.values() if type(item) is dict else item)
+            if type(part) in _CONTAINERS
+        ]
+    return bool(level)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -142,6 +142,7 @@ class HealthCore(Decider):
         self.grace = grace
         self.ask_again = ask_again
         self._states: dict[Life, Health] = {}
+        self._lives: dict[str, list[Life]] = {}
         self._came: dict[Life, float] = {}
         self._evidence: dict[Life, list[str]] = {}
         self._accused: dict[int, set[Life]] = {}
@@ -170,7 +171,7 @@ class HealthCore(Decider):
                 lines.append(why)
         if state is None:
             return False
-        self._states[life] = state
+        self._enter(life, state)
         match state:
             case Health.ASKED | Health.LAPSED:
                 self.do(Probe(*life))
@@ -195,14 +196,19 @@ class HealthCore(Decider):
                 pass
         return True
 
+    def _enter(self, life: Life, state: Health) -> None:
+        if life not in self._states:
+            self._lives.setdefault(life[0], []).append(life)
+        self._states[life] = state
+
     # -- machines ----------------------------------------------------------------------------------
 
     def _joined(self, event: MachineJoined) -> None:
         life = (event.machine, event.incarnation)
         if life in self._states:
             return
-        others = [other for other in self._states if other[0] == event.machine]
-        self._states[life] = Health.WELL
+        others = tuple(self._lives.get(event.machine, ()))
+        self._enter(life, Health.WELL)
         self._came[life] = self.heard.time
         # Whoever came later is there; which was heard of first is chance.
         latest = max((life, *others), key=lambda one: self._came.get(one, 0.0))
@@ -339,7 +345,7 @@ class HealthCore(Decider):
                 self.do(CancelTimer(f"grace:{epoch}"))
         for epoch in [epoch for epoch in self._prepared if epoch <= self.roster.epoch]:
             del self._prepared[epoch]
-        for life in sorted(self.roster.unseated):
+        for life in self.roster.take_unseated():
             self._take(life, "left")
 
     def _step(self, event: TrainingStarted | TrainingResumed) -> None:

@@ -70,7 +70,6 @@ class Roster:
         seats: machine on each position, as far as known, in this generation; ``VACANT`` where nobody sits.
         epoch: last committed epoch, of whatever generation.
         settled: a switch of this generation was committed.
-        unseated: lives that a committed switch took off their seats.
     """
 
     def __init__(self) -> None:
@@ -82,7 +81,7 @@ class Roster:
         self.seats: dict[int, str] = {}
         self.epoch = 0
         self.settled = False
-        self.unseated: set[Life] = set()
+        self._unseated: set[Life] = set()
         self._lives: dict[str, str] = {}
         self._known: set[Life] = set()
         self._seat_of: dict[str, int] = {}
@@ -211,7 +210,7 @@ class Roster:
         self.settled = True
         for machine in self._held.keys() - {*event.machines, VACANT}:
             if (life := self.life(machine)) is not None:
-                self.unseated.add((machine, life))
+                self._unseated.add((machine, life))
         changed: set[str] = set()
         for seat in [seat for seat in self.seats if seat >= len(event.machines)]:
             changed.update(self._seat(seat, None))
@@ -262,6 +261,11 @@ class Roster:
         """Machines about which anything changed since this was last asked: life, end or seat."""
         touched, self._touched = self._touched, set()
         return touched
+
+    def take_unseated(self) -> list[Life]:
+        """Lives that committed switches took off their seats since this was last asked."""
+        unseated, self._unseated = self._unseated, set()
+        return sorted(unseated)
 
     # -- questions -------------------------------------------------------------------------------
 

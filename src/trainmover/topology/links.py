@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from trainmover.topology.bracket import bracket, cells, merges_of, restricted
 from trainmover.topology.groups import Groups
@@ -250,6 +251,5 @@ def links_at(
 
 def seated(layout: Layout, links: Iterable[Link]) -> frozenset[SeatedLink]:
     """The links with the machines that hold their ends in this layout."""
-    return frozenset(
-        SeatedLink(item, layout.machine_of(item.low), layout.machine_of(item.high)) for item in links
-    )
+    machine_of = cache(layout.machine_of)  # a rank has many links
+    return frozenset(SeatedLink(item, machine_of(item.low), machine_of(item.high)) for item in links)
