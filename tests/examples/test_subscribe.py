@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
+import nats
 import pytest
 
 from examples import subscribe
+from trainmover.access.permissions import accounts
+from trainmover.access.roles import ROLES, Role
 from trainmover.events import EVENTS, Envelope, Event, encode_message
 from trainmover.events.catalogue import JobCompleted, MachineFailed, StandbyAssigned, StandbyWarm
+from trainmover.events.log import read_log
+from trainmover.events.nats_bus import NatsBus
+from trainmover.events.server import find_server
 
 START = 1_700_000_000.0
 
@@ -90,3 +106,172 @@ def test_says_what_it_cannot_read(body: bytes) -> None:
     said = subscribe.Monitor().line(headers, body)
     assert said is not None
     assert said.startswith("cannot read io.trainmover.machine.failed.v1: ")
+
+
+# -- for real: a server with accounts, the monitor as a program of its own --------------------------
+
+KILL = Path(__file__).resolve().parents[2] / "events" / "recordings" / "kill.tmlog"
+
+GUARD = """
+import runpy, sys
+
+class Guard:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("trainmover", "torch", "tests"):
+            raise ImportError(f"{name} is not installed where this monitor runs")
+
+sys.meta_path.insert(0, Guard())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script where nothing of TrainMover can be imported."""
+
+SERVER = """
+listen: "127.0.0.1:%d"
+jetstream { store_dir: "%s" }
+%s
+"""
+
+EVERYBODY = Role("everybody", "all programs of a job in one", says=frozenset(EVENTS.values()), creates=True)
+PASSWORDS = {"everybody": "all", "reader": "look"}
+
+
+@dataclass(frozen=True)
+class Bus:
+    """A server with one user for everything and one that only reads."""
+
+    port: int
+
+    def url(self, user: str) -> str:
+        return f"nats://{user}:{PASSWORDS[user]}@127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[Bus]:
+    """The server, up until the test is over."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = tmp_path / "nats.conf"
+    users = accounts(PASSWORDS, roles=(ROLES["reader"], EVERYBODY))
+    config.write_text(SERVER % (port, tmp_path / "store", users))
+    child = subprocess.Popen(
+        [find_server(), "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "the server does not come up"
+                time.sleep(0.05)
+        yield Bus(port)
+    finally:
+        child.terminate()
+        child.wait(10)
+
+
+def monitor(bus: Bus, *arguments: str) -> subprocess.Popen[str]:
+    """The example as a program of its own, with the account that only reads."""
+    command = [
+        sys.executable,
+        "-c",
+        GUARD,
+        str(Path(subscribe.__file__)),
+        "--bus",
+        bus.url("reader"),
+        *arguments,
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd="/"
+    )
+
+
+async def say_all(bus: Bus, records: list, first: int = 0) -> None:
+    """Publish recorded events as the programs of the job did."""
+    speaker = await NatsBus.connect(bus.url("everybody"), records[0].envelope.job, "test")
+    for record in records[first:]:
+        await speaker.publish(record.envelope)
+    await speaker.flush(20.0)
+    await speaker.close()
+
+
+def test_tells_a_recorded_job_with_an_account_that_only_reads(bus: Bus) -> None:
+    """From the log, without TrainMover and without leaving anything on the server."""
+    records = read_log(KILL)
+    job = records[0].envelope.job
+    asyncio.run(say_all(bus, records))
+    watching = monitor(bus, "--job", job, "--history", "--no-follow")
+    told, wrong = watching.communicate(timeout=60)
+    assert watching.returncode == 0, wrong
+    kinds = [line.split()[2] for line in told.splitlines()]
+    cared = {kind.removeprefix("io.trainmover.").rsplit(".", 1)[0] for kind in subscribe.CARED_FOR}
+    assert kinds == [record.envelope.type for record in records if record.envelope.type in cared]
+    assert "m1 failed: nobody listens under its name" in told
+    assert "m3 will take the place of m1" in told
+
+    async def consumers() -> int:
+        client = await nats.connect(bus.url("everybody"), inbox_prefix=b"_INBOX.everybody")
+        try:
+            return (await client.jetstream().stream_info(f"TRAINMOVER_{job}")).state.consumer_count
+        finally:
+            await client.close()
+
+    assert asyncio.run(consumers()) == 0
+
+
+def test_goes_on_live_after_the_past_and_tells_each_event_once(bus: Bus) -> None:
+    """What is said while it watches is told as it comes; what was told from the log is not told again."""
+    records = read_log(KILL)
+    half = next(n for n, record in enumerate(records) if record.envelope.type == "machine.failed")
+    asyncio.run(say_all(bus, records[:half]))
+    watching = monitor(bus, "--job", records[0].envelope.job, "--history")
+    assert watching.stdout is not None
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    reader = threading.Thread(target=lambda: [lines.put(line) for line in watching.stdout or ()])
+    reader.start()
+    try:
+        assert "job.submitted" in lines.get(timeout=30)
+        asyncio.run(say_all(bus, records))
+        told = [lines.get(timeout=30)]
+        while "job.completed" not in told[-1]:
+            told.append(lines.get(timeout=30))
+    finally:
+        watching.kill()
+        watching.wait()
+        reader.join()
+        watching.stdout.close()
+        assert watching.stderr is not None
+        watching.stderr.close()
+    assert sum("machine.failed" in line for line in told) == 1
+    assert not any("job.submitted" in line for line in told)
+    assert len(told) == len(set(told))
+
+
+def test_the_reading_account_can_say_nothing(bus: Bus) -> None:
+    """The server refuses what a reader publishes, and what it asks JetStream to make or delete."""
+    records = read_log(KILL)[:3]
+    job = records[0].envelope.job
+    asyncio.run(say_all(bus, records))
+
+    async def try_to_lie() -> tuple[list[str], int]:
+        refused: list[str] = []
+
+        async def note(error: Exception) -> None:
+            refused.append(str(error))
+
+        liar = await nats.connect(bus.url("reader"), error_cb=note, inbox_prefix=b"_INBOX.reader")
+        await liar.publish(f"trainmover.{job}.job.failed", b"")
+        for request in ("STREAM.DELETE", "STREAM.PURGE", "CONSUMER.CREATE"):
+            await liar.publish(f"$JS.API.{request}.TRAINMOVER_{job}", b"{}")
+        await liar.flush()
+        info = await liar.jetstream().stream_info(f"TRAINMOVER_{job}")
+        await liar.close()
+        return refused, info.state.messages
+
+    refused, kept = asyncio.run(try_to_lie())
+    assert len([text for text in refused if "permissions violation" in text.lower()]) == 4
+    assert kept == len(records)
