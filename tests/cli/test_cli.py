@@ -160,7 +160,7 @@ def test_a_log_is_exported_and_replayed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     write_log(tmp_path / "run" / "events.tmlog", [envelope(JOINED)])
     copy = tmp_path / "copy.tmlog"
-    exported = CliRunner().invoke(app, ["events", "export", str(copy), "--run-dir", str(tmp_path / "run")])
+    exported = CliRunner().invoke(app, ["events", "export", str(copy), str(tmp_path / "run")])
     assert exported.output == f"1 events in {copy}\n"
     replayed = CliRunner().invoke(app, ["events", "replay", str(copy)])
     assert replayed.exit_code == 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainmover import logs
-from trainmover.cli import contract, credentials, events, operate, programs, run, simulate, submit
+from trainmover.cli import credentials, events, operate, programs, run, simulate, submit
 from trainmover.version import __version__
 
 SCRIPT_CONTEXT = {"allow_interspersed_args": False}
@@ -62,7 +62,6 @@ app.command(rich_help_panel=TRAIN, context_settings=SCRIPT_CONTEXT)(run.run)
 app.command(rich_help_panel=TRAIN)(run.demo)
 app.command(rich_help_panel=WATCH)(operate.status)
 app.command(rich_help_panel=WATCH)(operate.move)
-events.events.command()(contract.contract)
 app.add_typer(events.events, name="events", rich_help_panel=WATCH)
 app.command(rich_help_panel=WATCH)(events.decode)
 app.command(rich_help_panel=PARTS)(programs.service)

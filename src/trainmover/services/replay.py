@@ -1,7 +1,7 @@
 """Replay: a recorded log through fresh cores, and every difference.
 
-What lives here: feeding and comparing.  What never lives here: reading files (``events.log``), time
-(timers and probes are events in the log, so a replay needs no clock).
+What lives here: comparing.  What never lives here: feeding (``course``), reading files (``events.log``),
+time (timers and probes are events in the log, so a replay needs no clock).
 
 For each service its journal says which input came when; a fresh core gets the same, and what it
 says is compared with what the log holds under the same ids: said then and not now, said now and
@@ -12,16 +12,23 @@ changed code each one shows where the decision changed, and in which incident.
 from __future__ import annotations
 
 import difflib
+import gc
+import heapq
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from trainmover.errors import ConfigError
-from trainmover.events.catalogue import JournalEntry
 from trainmover.events.envelope import Envelope, format_time
 from trainmover.services.core import Core
-from trainmover.services.shell import envelopes_of, feeding_order, journal_of
+from trainmover.services.course import Course, Log, Step
+from trainmover.services.course import until as ends
+
+LARGE = 50_000
+"""Events from which on a replay uses several processes."""
 
 Kind = Literal["missing", "new", "changed", "raised", "lost input"]
 
@@ -104,6 +111,7 @@ def replay(
     until: float | str | None = None,
     incident: str | None = None,
     cores: CoreFactories | None = None,
+    workers: int | None = None,
 ) -> Replayed:
     """Feed a recorded log to fresh cores and compare.
 
@@ -114,9 +122,74 @@ def replay(
             output id.
         incident: report only differences that belong to this incident.
         cores: makers of cores by service; None: those of this release.
+        workers: processes; None: for a log of :data:`LARGE` events or more one per service, as far as
+            there are processors.
 
     Raises:
         ConfigError: ``service`` is unknown, or ``until`` is an id that no service has heard or said.
+    """
+    log = Log(envelopes)
+    result = Replayed()
+    some = courses(log, service=service, until=until, cores=cores)
+    if workers is None:
+        workers = os.cpu_count() or 1 if len(log.known) >= LARGE else 1
+    for name, inputs, outputs, found in _run_all(some, min(workers, len(some))):
+        result.inputs[name], result.outputs[name] = inputs, outputs
+        result.differences += found
+    if incident is not None:
+        result.differences = [item for item in result.differences if item.incident == incident]
+    return result
+
+
+Ran = tuple[str, int, int, list[Difference]]
+"""Name of a service, its inputs and outputs, and what differs."""
+
+
+def _run_all(some: list[Course], workers: int) -> list[Ran]:
+    """Follow courses, each in a process of its own when there is more than one worker.
+
+    The processes are forks, which have the log already; only what they found comes back.
+    """
+    # Else the collector would look through the whole log again and again, and each process copy it by that.
+    gc.freeze()
+    try:
+        if workers <= 1:
+            return [_run(course) for course in some]
+        _courses[:] = some
+        with multiprocessing.get_context("fork").Pool(workers) as pool:
+            return pool.map(_run_one, range(len(some)), chunksize=1)
+    finally:
+        gc.unfreeze()
+        _courses.clear()
+
+
+_courses: list[Course] = []
+
+
+def _run_one(number: int) -> Ran:
+    return _run(_courses[number])
+
+
+def _run(course: Course) -> Ran:
+    found = [difference for step in course for difference in differences(step)]
+    return course.name, course.inputs, course.outputs, found
+
+
+def courses(
+    log: Log,
+    *,
+    service: str | Sequence[str] | None = None,
+    until: float | str | None = None,
+    cores: CoreFactories | None = None,
+    watch: bool = False,
+) -> list[Course]:
+    """The courses of the services that have a journal; arguments as for :func:`replay`.
+
+    Args:
+        watch: also what moved in each core (see :class:`~trainmover.services.course.Course`).
+
+    Raises:
+        ConfigError: see :func:`replay`.
     """
     if cores is None:
         from trainmover.services import SERVICES
@@ -126,81 +199,36 @@ def replay(
     unknown = [name for name in wanted if name not in cores]
     if unknown:
         raise ConfigError(f"no service {', '.join(unknown)}; there are {', '.join(cores)}")
-    log = list(envelopes)
-    result = Replayed()
-    found = not isinstance(until, str)
-    for name in wanted:
-        entries = journal_of(name, log)
-        if entries:
-            found |= _replay_one(name, cores[name](), entries, log, until, result)
-    if not found:
-        raise ConfigError(f"no service has heard or said {until!r}")
-    if incident is not None:
-        result.differences = [item for item in result.differences if item.incident == incident]
-    return result
+    end = ends(log, until)
+    return [Course(name, cores[name](), log, end, watch=watch) for name in wanted if name in log.journals]
 
 
-def _replay_one(
-    name: str,
-    core: Core,
-    entries: list[JournalEntry],
-    log: list[Envelope],
-    until: float | str | None,
-    result: Replayed,
-) -> bool:
-    """Replay one service; True when the id to stop at was met."""
-    known = {envelope.id: envelope for envelope in log}
-    promised = {entry.input: entry.outputs for entry in entries}
-    result.inputs[name] = result.outputs[name] = 0
-    fed: set[str] = set()
-    for _, cause, now in feeding_order(entries):
-        if isinstance(until, float | int) and now > until:
-            return False
-        if cause in fed:
-            continue
-        fed.add(cause)
-        envelope = known.get(cause)
-        if envelope is None:
-            result.differences.append(
-                Difference(name, "lost input", None, note=f"input {cause} is not in the log")
-            )
-            continue
-        said = _ask(core, name, envelope, now, result)
-        then = {output: known.get(output) for output in promised.get(cause, ())}
-        result.inputs[name] += 1
-        result.outputs[name] += len(then)
-        _compare(name, envelope, then, {output.id: output for output in said}, result)
-        if isinstance(until, str) and (until == cause or until in then):
-            return True
-    return False
+def merged(some: Iterable[Course]) -> Iterator[Step]:
+    """The steps of several services in the order of time."""
+    return heapq.merge(*some, key=lambda step: step.now)
 
 
-def _ask(core: Core, name: str, envelope: Envelope, now: float, result: Replayed) -> list[Envelope]:
-    try:
-        return envelopes_of(name, envelope, now, core.handle(envelope, now))
-    except Exception as error:  # noqa: BLE001  # whatever a changed core raises is a difference
-        note = f"the core raised {type(error).__name__}: {error}"
-        result.differences.append(Difference(name, "raised", envelope, note=note))
-        return []
-
-
-def _compare(
-    name: str,
-    cause: Envelope,
-    then: Mapping[str, Envelope | None],
-    now: Mapping[str, Envelope],
-    result: Replayed,
-) -> None:
-    for output, recorded in then.items():
+def differences(step: Step) -> list[Difference]:
+    """What a fresh core says differently because of one input."""
+    name, cause = step.service, step.cause
+    if cause is None:
+        return [Difference(name, "lost input", None, note=f"input {step.input} is not in the log")]
+    found: list[Difference] = []
+    if step.raised is not None:
+        note = f"the core raised {type(step.raised).__name__}: {step.raised}"
+        found.append(Difference(name, "raised", cause, note=note))
+    now = {output.id: output for output in step.said}
+    for output, recorded in step.then.items():
         replayed = now.get(output)
         if replayed is None:
             note = "" if recorded is not None else f"output {output} is in the journal only"
-            result.differences.append(Difference(name, "missing", cause, then=recorded, note=note))
+            found.append(Difference(name, "missing", cause, then=recorded, note=note))
         elif recorded is not None and _meaning(recorded) != _meaning(replayed):
-            result.differences.append(Difference(name, "changed", cause, then=recorded, now=replayed))
+            found.append(Difference(name, "changed", cause, then=recorded, now=replayed))
     for output, replayed in now.items():
-        if output not in then:
-            result.differences.append(Difference(name, "new", cause, now=replayed))
+        if output not in step.then:
+            found.append(Difference(name, "new", cause, now=replayed))
+    return found
 
 
 def _meaning(envelope: Envelope) -> tuple[object, ...]:

@@ -1,8 +1,9 @@
 """Tables of states, and how they are drawn.
 
 A core's decisions are literal dicts: ``{state: {trigger: next state}}``.  What lives here is the
-little that all tables share: moving along one, checking that one is whole, and drawing one as a
-Mermaid state diagram, so that the picture in the docs is the table in the code.
+little that all tables share: moving along one, checking that one is whole, drawing one as a
+Mermaid state diagram, so that the picture in the docs is the table in the code, and watching what
+is taken.
 
 Two rules (they are h11's).  A trigger that a state's row does not have means nothing in that
 state: it is not an error, because events may come twice or late.  And rows are read from the
@@ -11,11 +12,17 @@ top: when several triggers hold at once, the one written first wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TypeVar
 
 S = TypeVar("S", bound=StrEnum)
+
+Moved = tuple[StrEnum, str, StrEnum]
+"""A transition that was taken: from which state, by which trigger, to which state."""
+
+_watchers: list[list[Moved]] = []
 
 Table = Mapping[S, Mapping[str, S]]
 """``{state: {trigger: next state}}``."""
@@ -26,7 +33,10 @@ Conditions = Mapping[str, Callable[[], bool]]
 
 def after(table: Table[S], state: S, trigger: str) -> S | None:
     """The state that a trigger leads to; None when it means nothing in this state."""
-    return table[state].get(trigger)
+    target = table[state].get(trigger)
+    if _watchers and target is not None:
+        _watchers[-1].append((state, trigger, target))
+    return target
 
 
 def first_trigger(table: Table[S], state: S, holds: Conditions) -> str | None:
@@ -37,8 +47,21 @@ def first_trigger(table: Table[S], state: S, holds: Conditions) -> str | None:
     for trigger in table[state]:
         condition = holds.get(trigger)
         if condition is not None and condition():
+            if _watchers:
+                _watchers[-1].append((state, trigger, table[state][trigger]))
             return trigger
     return None
+
+
+@contextmanager
+def watched() -> Iterator[list[Moved]]:
+    """The transitions that are taken inside, in order: for a replay that explains; nothing decides by it."""
+    moves: list[Moved] = []
+    _watchers.append(moves)
+    try:
+        yield moves
+    finally:
+        _watchers.pop()
 
 
 def check(table: Table[S], states: type[S]) -> None:
