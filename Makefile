@@ -21,7 +21,7 @@ WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long coverage conformance test-torch check format bench contract docs docs-serve clean
+.PHONY: help demo chaos test test-long coverage conformance test-torch check format bench contract docs docs-serve clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ check: $(VENV)/.dev  ## lint, format, types, direction of dependency, the contra
 format: $(VENV)/.dev  ## put the code into the one format
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
+
+chaos: $(VENV)/.demo  ## half an hour of random faults in real runs (ARGS="--seed 100"); JSON in runs/
+	@mkdir -p runs
+	@$(BIN)/trainmover chaos --minutes 30 --json runs/chaos.json $(ARGS) tests/cluster/scripts/tiny.py --steps 40
 
 bench: $(VENV)/.demo  ## downtime and overhead, a minute each; JSON beside the tables
 	@mkdir -p runs

@@ -8,6 +8,7 @@ out at the exact step, and the driver wakes what a spec froze for some seconds.
     move:machine=m2,step=40           ask for a planned move of m2
     stop:machine=0,step=30,seconds=8  SIGSTOP to every process of m0, SIGCONT eight seconds later
     slow:machine=1,step=30,factor=3   each step of m1 takes three times as long from there on
+    pause:machine=1,step=30,seconds=2 rank 0 of m1 stands still for two seconds, nothing else does
     kill:machine=1,step=20,at=voting  SIGKILL when half of m1's ballot on step 20 is out
 
 ``machine=1`` and ``machine=m1`` are the same machine.  ``step=N`` means: before the body of step
@@ -24,7 +25,7 @@ from typing import Literal, cast, get_args
 
 from trainmover.errors import ConfigError
 
-FaultKind = Literal["kill", "move", "stop", "slow"]
+FaultKind = Literal["kill", "move", "stop", "slow", "pause"]
 
 STEP_POINTS: dict[str, str] = {
     "step": "Before the step's body begins.",
@@ -62,6 +63,7 @@ FIELDS: dict[FaultKind, tuple[frozenset[str], frozenset[str]]] = {
     "move": (frozenset({"machine", "step"}), frozenset()),
     "stop": (frozenset({"machine", "step"}), WHERE | {"seconds"}),
     "slow": (frozenset({"machine", "step", "factor"}), frozenset()),
+    "pause": (frozenset({"machine", "step", "seconds"}), WHERE),
 }
 """For each kind: the fields it needs and the fields it may have."""
 
@@ -70,6 +72,7 @@ EXAMPLES: dict[FaultKind, str] = {
     "move": "move:machine=2,step=40",
     "stop": "stop:machine=0,step=30,seconds=8",
     "slow": "slow:machine=1,step=30,factor=3",
+    "pause": "pause:machine=1,step=30,seconds=2",
 }
 
 MACHINE = re.compile(r"[A-Za-z0-9_\-]{1,64}")
@@ -84,10 +87,12 @@ class FaultSpec:
         machine: full machine name, for instance ``m1``.
         step: step index, 0 or more, in which the fault hits.
         factor: for ``slow``, how many times longer a step takes; more than 1.
-        seconds: for ``stop``, after how many seconds the machine continues; None: never.
+        seconds: for ``stop``, after how many seconds the machine continues (None: never); for ``pause``,
+            how long the thread that has reached the point stands still.
         at: the point that it hits at, one of :data:`POINTS`.
         nth: at which passing of the point, from 1; more than 1 only for those in :data:`COUNTED`.
-        slot: the machine's rank that must be at the point; all of the machine is hit.
+        slot: the machine's rank that must be at the point; all of the machine is hit, but ``pause`` hits
+            this rank only.
     """
 
     kind: FaultKind

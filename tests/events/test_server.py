@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import stat
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.events.examples import JOB, left
+from trainmover.chaos import disk
 from trainmover.errors import BusError, ConfigError
 from trainmover.events import NatsBus, NatsServer
 from trainmover.events import server as module
@@ -124,3 +126,34 @@ def test_the_server_dies_with_its_parent(tmp_path):
         pid = int(parent.stdout.readline())
         parent.kill()
     assert gone(pid)
+
+
+@pytest.mark.skipif(bool(why := disk.why_not()), reason=why or "possible")
+async def test_a_full_disk_is_noticed_and_another_start_ends_it(tmp_path):
+    """The server tells once that it cannot write; when there is room, what waited is stored after a start."""
+    folder = tmp_path / "bus"
+    disk.mount(folder)
+    server = NatsServer(folder)
+    try:
+        server.start()
+        bus = await NatsBus.connect(server.url, JOB, "writer")
+        await bus.publish(left(0))
+        await bus.flush(10)
+        assert not server.cannot_write
+        disk.fill(folder)
+        for number in range(1, 200):
+            await bus.publish(left(number))
+        with pytest.raises(BusError, match="not in the log"):
+            await bus.flush(1)
+        disk.empty(folder)
+        deadline = time.monotonic() + 20
+        while not server.cannot_write:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        server.restart()
+        await bus.flush(20)
+        assert len(await (await bus.feed(history=True)).past(5)) == 200
+        await bus.close()
+    finally:
+        server.kill()
+        disk.unmount(folder)

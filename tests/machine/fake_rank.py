@@ -386,6 +386,8 @@ class FakeRank:
                 os.killpg(group, signal.SIGSTOP)
             case "slow":
                 self.slowness = spec.factor
+            case "pause":
+                time.sleep(spec.seconds)
             case _ if SLOT == 0:
                 self.say(say.MoveRequested(machine=MACHINE, reason=str(spec)))
 

@@ -6,6 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
+from trainmover.chaos import disk
 from trainmover.training.steplog import StepLog, peak_rss_bytes
 
 
@@ -35,3 +38,24 @@ def test_a_log_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_peak_memory_is_in_bytes() -> None:
     """A Python process with torch takes more than a few megabytes and less than this machine has."""
     assert 20e6 < peak_rss_bytes() < 1e12
+
+
+@pytest.mark.skipif(bool(why := disk.why_not()), reason=why or "possible")
+def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:
+    """What cannot be written waits until it can be, and no fact is lost."""
+    folder = tmp_path / "run"
+    disk.mount(folder)
+    try:
+        log = StepLog(folder, "m1", 0)
+        log.write("step", step=0)
+        disk.fill(folder)
+        for step in range(1, 300):
+            log.write("step", step=step, text="x" * 100)
+        disk.empty(folder)
+        log.finish(limit=5.0)
+        (path,) = (folder / "steps").iterdir()
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        log.close()
+    finally:
+        disk.unmount(folder)
+    assert steps == list(range(300))

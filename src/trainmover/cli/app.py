@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trainmover import logs
-from trainmover.cli import credentials, events, operate, programs, run, simulate, submit
+from trainmover.cli import chaos, credentials, events, operate, programs, run, simulate, submit
 from trainmover.version import __version__
 
 SCRIPT_CONTEXT = {"allow_interspersed_args": False}
@@ -57,6 +57,7 @@ def root(
 
 
 TRAIN, WATCH, PARTS = "Train", "Watch and operate", "Parts of a cluster"
+TROUBLE = "Make trouble"
 
 app.command(rich_help_panel=TRAIN, context_settings=SCRIPT_CONTEXT)(run.run)
 app.command(rich_help_panel=TRAIN)(run.demo)
@@ -69,4 +70,5 @@ app.command(rich_help_panel=PARTS)(programs.machine)
 app.command(rich_help_panel=PARTS, context_settings=SCRIPT_CONTEXT)(submit.submit)
 app.command(rich_help_panel=PARTS)(submit.wait)
 app.command(rich_help_panel=PARTS)(credentials.credentials)
-app.command(rich_help_panel=PARTS)(simulate.simulate)
+app.command(rich_help_panel=TROUBLE, context_settings=SCRIPT_CONTEXT)(chaos.chaos)
+app.command(rich_help_panel=TROUBLE)(simulate.simulate)

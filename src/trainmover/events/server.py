@@ -41,6 +41,9 @@ MAX_PAYLOAD: Final = 2 << 20
 
 BINARY: Final = "nats-server"
 
+STUCK: Final = (b"failed to store a msg", b"critical write error", b"out of space")
+"""Words of the server's log when it cannot write a stream."""
+
 _CONFIG = """\
 # Written by TrainMover; a restart writes it again.
 listen: "{host}:{port}"
@@ -124,6 +127,7 @@ class NatsServer:
         self.accounts = accounts
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
+        self._looked_at = 0
 
     def __repr__(self) -> str:
         state = f"pid {self.pid}" if self.running else "not running"
@@ -164,6 +168,23 @@ class NatsServer:
     def pid(self) -> int | None:
         """Process id of the last start; None before the first."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def cannot_write(self) -> bool:
+        """Whether its own log has told of events that it could not store, since this was last asked.
+
+        A disk that was full leaves a stream in a state that only another start ends.
+        """
+        try:
+            with self.log_file.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                size = file.tell()
+                file.seek(min(self._looked_at, size))
+                news = file.read()
+        except OSError:
+            return False
+        self._looked_at += len(news) if self._looked_at <= size else size - self._looked_at
+        return any(b"[ERR]" in line and any(word in line for word in STUCK) for line in news.splitlines())
 
     @property
     def running(self) -> bool:

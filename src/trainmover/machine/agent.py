@@ -31,6 +31,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
+from trainmover import clock
 from trainmover.errors import BusError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Bus
@@ -47,8 +48,8 @@ from trainmover.machine.vitals import GpuVitals, ProcessVitals
 RELEASE_PATIENCE: Final = 5.0
 FINISH_PATIENCE: Final = 300.0
 """How long ranks may take to end by themselves once the job is completed."""
-GOODBYE_SECONDS: Final = 3.0
-"""How long a machine tries to get its last events into the log."""
+GOODBYE_SECONDS: Final = 15.0
+"""How long a machine tries to get its last events into the log, which may stall (a disk that is full)."""
 
 __all__ = ["Agent", "Ending", "MachineConfig"]
 
@@ -407,7 +408,7 @@ class Agent:
         return Envelope(
             id=f"{self.config.name}-{self.incarnation}-{self._said}",
             source=source or f"machine/{self.config.name}",
-            time=time.time(),
+            time=clock.now(),
             job=self._bus.job,
             event=event,
         )

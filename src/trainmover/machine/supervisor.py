@@ -21,6 +21,7 @@ import hashlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -42,6 +43,7 @@ from trainmover.events.server import NatsServer
 from trainmover.machine import registry
 from trainmover.machine.agent import FINISH_PATIENCE
 from trainmover.machine.children import Child, Exit, Priority, may_come_forward, until_dead
+from trainmover.machine.hosts import Hosts, Place
 from trainmover.machine.runconfig import RunConfig
 from trainmover.machine.rundir import RunDir
 
@@ -54,6 +56,11 @@ FALSE_STARTS: Final = 3
 MACHINE_PATIENCE: Final = 20.0
 """How long machines may take to leave when the job did not complete."""
 SERVICE_PATIENCE: Final = 3.0
+LOG_PATIENCE: Final = 17.0
+"""How long services may take to end when the job completed: their last events belong into its log."""
+LOG_LOOK_SECONDS: Final = 0.5
+ROOM_BYTES: Final = 1 << 20
+"""With less room than this on its disk a server that cannot write is not started again."""
 QUIET_SECONDS: Final = 2.0
 """After a switch no program is started for so long: the first steps have the computer to themselves."""
 
@@ -73,21 +80,35 @@ class LocalRun:
         run_dir: its folder.
         observe: called with every event of the job, samples included.
         notice: called with one-line facts about the driver's own processes.
+        hosts: where the programs are.
+
+    Attributes:
+        server: the embedded server; None before the start, and with a bus that somebody else runs.
+        services: the latest process of each service.
+        machines: the latest process of each machine.
     """
 
-    def __init__(self, config: RunConfig, run_dir: RunDir, observe: Observer, notice: Notice) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: RunDir,
+        observe: Observer,
+        notice: Notice,
+        hosts: Hosts | None = None,
+    ) -> None:
         self.config = config
         self.run_dir = run_dir
+        self._hosts = hosts if hosts is not None else Hosts()
         self.job = f"job-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self.failure = ""
         self._observe = observe
         self._notice = notice
         self._secret = secrets.token_hex(32)
-        self._server: NatsServer | None = None
+        self.server: NatsServer | None = None
         self._bus: NatsBus | None = None
         self._url = config.bus or ""
-        self._services: dict[str, Child] = {}
-        self._machines: dict[str, Child] = {}
+        self.services: dict[str, Child] = {}
+        self.machines: dict[str, Child] = {}
         self._joined: set[str] = set()
         self._false_starts = 0
         self._next = 0
@@ -118,7 +139,7 @@ class LocalRun:
     def interrupt(self, number: signal.Signals) -> None:
         """End everything in order; a second time: at once."""
         if self._ending or self._code is not None:
-            for child in (*self._machines.values(), *self._services.values()):
+            for child in (*self.machines.values(), *self.services.values()):
                 child.kill()
             return
         self._finish(128 + number, f"ended by {number.name}")
@@ -129,10 +150,11 @@ class LocalRun:
         if self.config.bus is None:
             # Clients show a token, so that other users of this computer cannot speak in the job.
             token = hashlib.sha256(f"bus {self._secret}".encode()).hexdigest()[:32]
-            self._server = NatsServer(self.run_dir.bus, token=token)
-            self._server.start()
-            self._url = self._server.url.replace("://", f"://{token}@")
-            self._keep(self._keep_server(self._server))
+            self.server = NatsServer(self.run_dir.bus, token=token, host=self._hosts.bus_address)
+            self.server.start()
+            self._url = self.server.url.replace("://", f"://{token}@")
+            self._keep(self._keep_server(self.server))
+            self._keep(self._keep_log(self.server))
         # Before anything else is started: an address that is wrong is told at once.
         self._bus = await NatsBus.connect(self._url, self.job, "driver")
         registry.sweep()
@@ -144,7 +166,7 @@ class LocalRun:
         await self._bus.listen([say.StepSample.type, say.Heartbeat.type], self._observe)
         self._keep(self._follow(self._bus))
         await self._say(self._description())
-        if any(spec.seconds is not None for spec in self.config.faults):
+        if any(spec.kind == "stop" and spec.seconds for spec in self.config.faults):
             self._keep(self._wake_the_stopped())
 
     def _description(self) -> say.JobSubmitted:
@@ -177,22 +199,27 @@ class LocalRun:
         slots = str(self.config.ranks_per_machine)
         # A spare that starts beside training stands back until it has joined.
         priority: Priority = "low" if spare and may_come_forward() else "normal"
-        child = self._start_program(name, "machine", "--name", name, "--slots", slots, priority=priority)
-        self._machines[name] = child
+        place = self._hosts.machine(name)
+        command = ("machine", "--name", name, "--slots", slots, "--host", place.address)
+        child = self._start_program(name, *command, place=place, priority=priority)
+        self.machines[name] = child
         self._keep(self._keep_machine(name, child))
 
-    def _start_program(self, name: str, *arguments: str, priority: Priority = "normal") -> Child:
+    def _start_program(
+        self, name: str, *arguments: str, place: Place, priority: Priority = "normal"
+    ) -> Child:
         environment = dict(os.environ) | {
             # Not on the command line: everybody on this computer can read that.
             "TRAINMOVER_BUS": self._url,
             "TRAINMOVER_JOB": self.job,
             "TRAINMOVER_SECRET": self._secret,
+            **place.environment,
         }
         # Into a file of the run folder, where nobody is disturbed.
         environment.setdefault(logs.LEVEL_VARIABLE, "info")
         if priority != "normal":
             environment["TRAINMOVER_STAND_BACK"] = "1"
-        command = [sys.executable, "-m", "trainmover.cli", *arguments]
+        command = [*place.prefix, sys.executable, "-m", "trainmover.cli", *arguments]
         return Child.start(
             name,
             command,
@@ -220,7 +247,7 @@ class LocalRun:
         while True:
             assert server.pid is not None
             await until_dead(server.pid)
-            if self._ending:
+            if self._ending and self._code != 0:
                 return
             if _too_often(ends):
                 self._finish(1, f"the bus ended {RESTARTS} times; see {server.log_file}")
@@ -228,10 +255,19 @@ class LocalRun:
             self._notice("the bus ended; it is started again")
             server.start()
 
+    async def _keep_log(self, server: NatsServer) -> None:
+        """Start a server again that could not write its log, once there is room: it does not by itself."""
+        while True:
+            await asyncio.sleep(LOG_LOOK_SECONDS)
+            if server.cannot_write and shutil.disk_usage(server.folder).free >= ROOM_BYTES:
+                self._notice("the bus could not write its log and there is room again; it is started again")
+                server.kill()
+
     async def _keep_service(self, name: str) -> None:
         ends: deque[float] = deque(maxlen=RESTARTS)
         while not self._ending:
-            child = self._services[name] = self._start_program(f"service-{name}", "service", name)
+            place = self._hosts.service(name)
+            child = self.services[name] = self._start_program(f"service-{name}", "service", name, place=place)
             ended = await child.exited()
             if self._ending:
                 return
@@ -282,10 +318,11 @@ class LocalRun:
 
     async def _wake_the_stopped(self) -> None:
         """SIGCONT for machines that a ``stop`` fault with ``seconds`` has frozen."""
-        waits = {spec.machine: spec.seconds for spec in self.config.faults if spec.seconds is not None}
+        stops = [spec for spec in self.config.faults if spec.kind == "stop"]
+        waits = {spec.machine: spec.seconds for spec in stops if spec.seconds is not None}
         while waits:
             for name, seconds in tuple(waits.items()):
-                child = self._machines.get(name)
+                child = self.machines.get(name)
                 if child is not None and child.exit is None and _is_stopped(child.pid):
                     del waits[name]
                     loop = asyncio.get_running_loop()
@@ -315,7 +352,8 @@ class LocalRun:
                 with contextlib.suppress(BusError):
                     await self._say(say.JobFailed(reason=self.failure or "the driver gave up"))
             await self._end_machines()
-            services = [child.end(SERVICE_PATIENCE) for child in self._services.values()]
+            patience = LOG_PATIENCE if self._code == 0 else SERVICE_PATIENCE
+            services = [child.end(patience) for child in self.services.values()]
             await asyncio.gather(*services)
             if self._bus is not None:
                 await self._export(self._bus)
@@ -324,10 +362,10 @@ class LocalRun:
             for task in tuple(self._keepers):
                 task.cancel()
             await asyncio.gather(*self._keepers, return_exceptions=True)
-            for child in (*self._machines.values(), *self._services.values()):
+            for child in (*self.machines.values(), *self.services.values()):
                 child.kill()
-            if self._server is not None:
-                self._server.stop()
+            if self.server is not None:
+                self.server.stop()
             registry.unregister(self.job)
             registry.sweep()
 
@@ -347,7 +385,7 @@ class LocalRun:
             patience = MACHINE_PATIENCE + (FINISH_PATIENCE if self._code == 0 else 0.0)
         deadline = time.monotonic() + patience
         while True:
-            there = [child for child in self._machines.values() if child.exit is None]
+            there = [child for child in self.machines.values() if child.exit is None]
             for child in there:
                 if _is_stopped(child.pid):
                     child.kill()
@@ -355,7 +393,7 @@ class LocalRun:
                 break
             waits = [asyncio.ensure_future(child.exited()) for child in there]
             await asyncio.wait(waits, timeout=0.2, return_when=asyncio.ALL_COMPLETED)
-        await asyncio.gather(*(child.end(2.0) for child in self._machines.values()))
+        await asyncio.gather(*(child.end(2.0) for child in self.machines.values()))
 
     async def _say(self, event: say.Event) -> None:
         if self._bus is None:

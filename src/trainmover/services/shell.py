@@ -31,6 +31,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
+from trainmover import clock as clocks
 from trainmover import logs
 from trainmover.errors import BusError
 from trainmover.events.bus import Bus, Feed
@@ -68,8 +69,8 @@ LATE_INPUT: Final = 10.0
 PAST_LIMIT: Final = 60.0
 """Seconds that reading the log may take on start."""
 
-FLUSH_LIMIT: Final = 2.0
-"""Seconds that the last events may take to the log on a clean exit."""
+FLUSH_LIMIT: Final = 15.0
+"""Seconds that the last events may take to the log on a clean exit; it may stall (a disk that is full)."""
 
 SHELL_SAYS: Final[frozenset[type[Event]]] = frozenset({TimerFired, JournalEntry, DeadLetter})
 """What any service says beside what its core does; who probes says ``machine.probed`` too."""
@@ -106,7 +107,7 @@ class Shell:
         bus: Bus,
         *,
         drivers: Sequence[Driver] = (),
-        clock: Clock = time.time,
+        clock: Clock = clocks.now,
         fresh: Callable[[], str] = lambda: uuid.uuid4().hex[:20],
     ) -> None:
         self.core = core

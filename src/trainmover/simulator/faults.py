@@ -44,6 +44,10 @@ AMBUSHES: tuple[type[say.Event], ...] = (
 """Events that faults lie in wait for."""
 
 
+Act = Callable[[say.Event], str]
+"""Does something because of an event, and says what it did."""
+
+
 class Faults:
     """All faults of one run; see the module.
 
@@ -58,6 +62,7 @@ class Faults:
         self._cluster = cluster
         self._chance = cluster.setup.random("faults")
         self._ambushes: list[tuple[type[say.Event], int]] = []
+        self._laid: list[tuple[type[say.Event], int, Act]] = []
         kinds: dict[Callable[[str, SimulatedMachine | None], str], int] = {
             self._kill: 6,
             self._power: 2,
@@ -95,11 +100,21 @@ class Faults:
     def _lie_in_wait(self, kind: type[say.Event], skip: int) -> None:
         self._ambushes.append((kind, skip))
 
+    def ambush(self, kind: type[say.Event], act: Act, *, skip: int = 0) -> None:
+        """Do something at the next event of a kind, or after some more of them; nothing is drawn."""
+        self._laid.append((kind, skip, act))
+
     def said(self, envelope: Envelope) -> None:
         """An event is said; perhaps a fault waits for it."""
-        if not self._ambushes:
-            return
         event = envelope.event
+        laid, self._laid = self._laid, []
+        for kind, skip, act in laid:
+            if not isinstance(event, kind):
+                self._laid.append((kind, skip, act))
+            elif skip:
+                self._laid.append((kind, skip - 1, act))
+            else:
+                self._cluster.later(0.0, self._spring, act, event)
         for place, (kind, skip) in enumerate(self._ambushes):
             if not isinstance(event, kind):
                 continue
@@ -111,6 +126,10 @@ class Faults:
                 delay = self._chance.choice([0.0, 0.001, 0.01, 0.1, 1.0]) * self._chance.random()
                 self._cluster.later(delay, self._strike, f" at {event.type}", self._named(event))
             return
+
+    def _spring(self, act: Act, event: say.Event) -> None:
+        if not self._cluster.over and (what := act(event)):
+            self._note(f"{what} at {event.type}")
 
     def _named(self, event: say.Event) -> str | None:
         """A machine that the event is about."""

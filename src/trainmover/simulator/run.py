@@ -87,14 +87,21 @@ class Outcome:
         return digest.hexdigest()
 
 
-def simulate(setup: Setup, cores: Mapping[str, Callable[[], Core]] | None = None) -> Outcome:
+def simulate(
+    setup: Setup,
+    cores: Mapping[str, Callable[[], Core]] | None = None,
+    beforehand: Callable[[Cluster], None] | None = None,
+) -> Outcome:
     """Run one setup to its end.
 
     Args:
         setup: what is simulated.
         cores: other cores than those of this release, by service.
+        beforehand: given the cluster before it begins, to lay ambushes of its own (``Faults.ambush``).
     """
     cluster = Cluster(setup, cores)
+    if beforehand is not None:
+        beforehand(cluster)
     course = _Course(cluster)
     ending = course.run()
     violation = cluster.violation

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainmover import clock
 from trainmover.ccl import algorithms
 from trainmover.ccl.engine import CallsOpen, Engine, EpochBroken, Steps
 from trainmover.ccl.tags import tag_of
@@ -252,7 +253,7 @@ class Boundary:
         """
         if not (joining or self._resolution or self._switch_to or self._engine.broken):
             return None
-        began = time.time()
+        began = clock.now()
         self.session.communicator.close_gate()
         while True:
             if self._resolution is None:
@@ -312,7 +313,7 @@ class Boundary:
         self._say_adopted(copied - started, ended - copied, received, sent, source)
         self.session.points.hit("joined")
         return Settled(
-            order.epoch, joiner, began, time.time(), self._meeting_seconds, copied - started, ended - copied
+            order.epoch, joiner, began, clock.now(), self._meeting_seconds, copied - started, ended - copied
         )
 
     @property

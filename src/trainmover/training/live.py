@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from trainmover import logs
+from trainmover import clock, logs
 from trainmover.ccl import backend
 from trainmover.errors import ConfigError
 from trainmover.events.catalogue import (
@@ -115,7 +115,7 @@ class LiveCourse:
         self._index, self._voted = index, 0.0
         self._tracked.keep()
         self._session.points.begin(index)
-        self._started, self._cpu_started = time.time(), time.thread_time()
+        self._started, self._cpu_started = clock.now(), time.thread_time()
         yield index
         self._session.points.end(self._boundary.committed > index)
         if self._boundary.committed > index:
@@ -138,7 +138,7 @@ class LiveCourse:
         verdict = self._boundary.vote(metrics)
         if verdict.commit:
             self._session.points.hit("voted")
-        self._voted = time.time()
+        self._voted = clock.now()
         self._metrics = verdict.metrics
         if verdict.commit and self._session.leads:
             self._say_progress()
@@ -187,7 +187,10 @@ class LiveCourse:
                 peak_rss_bytes=peak_rss_bytes(),
             )
         )
-        return self._session.wait_for_end(COMPLETION_SECONDS)
+        ended = self._session.wait_for_end(COMPLETION_SECONDS)
+        if ended:
+            self._log.finish()
+        return ended
 
     # -- the first steps -----------------------------------------------------------------------
 
@@ -209,7 +212,7 @@ class LiveCourse:
     # -- facts ---------------------------------------------------------------------------------
 
     def _note_step(self, index: int) -> None:
-        now, epoch, rank = time.time(), self._session.engine.epoch, self._session.rank
+        now, epoch, rank = clock.now(), self._session.engine.epoch, self._session.rank
         rss, metrics = peak_rss_bytes(), self._metrics
         self._log.write(
             "step",
@@ -267,7 +270,9 @@ class LiveCourse:
     def _carry_out(self, fault: FaultSpec) -> None:
         """Do what a fault says, on whichever thread has reached its point."""
         self._log.write("fault", spec=str(fault), step=self._boundary.committed)
-        if fault.kind == "move":
+        if fault.kind == "pause":
+            time.sleep(fault.seconds or 0.0)
+        elif fault.kind == "move":
             self._session.say(MoveRequested(machine=self._env.machine, reason="fault injection"))
         else:
             os.killpg(os.getpgrp(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)

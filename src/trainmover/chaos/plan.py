@@ -1,0 +1,240 @@
+"""Plans: what goes wrong in one run, drawn from a seed.
+
+What lives here: the kinds of troubles, what a plan consists of, and how a seed becomes one.  What never
+lives here: carrying it out (``hands``), the faults that ranks carry out themselves (``trainmover.faults``).
+
+What is drawn is what TrainMover promises to survive.  A machine and the next one, which keeps its private
+state, may not be lost together, unless there are checkpoints: so without them machines are lost in steps
+of their own, and one that is cut off (for which there is no telling in which step it is noticed) is the only
+one.  Everything else may come together.
+
+A trouble begins when a rank is at a point (it *pauses* there meanwhile), or a moment after an event.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from trainmover.faults import STEP_POINTS, SWITCH_POINTS, FaultSpec
+
+TroubleKind = Literal["service", "bus", "stall", "disk", "clock", "cut", "part"]
+
+WHAT: Final[dict[TroubleKind, str]] = {
+    "service": "SIGKILL to a service",
+    "bus": "SIGKILL to the bus, which is started again",
+    "stall": "SIGSTOP to the bus, SIGCONT some seconds later",
+    "disk": "the disk of the run folder is full for some seconds",
+    "clock": "the clock of a service or a machine steps",
+    "cut": "a machine loses its network for some seconds",
+    "part": "two machines do not reach each other for some seconds",
+}
+
+SERVICES: Final = ("health", "standby", "planner", "switcher")
+
+MOMENTS: Final = (
+    "training.started",
+    "roles.found",
+    "recording.ready",
+    "standby.parked",
+    "machine.failed",
+    "move.requested",
+    "standby.assigned",
+    "plan.ready",
+    "switch.prepare",
+    "switch.prepared",
+    "switch.adopted",
+    "switch.committed",
+    "training.resumed",
+)
+"""Events after which a trouble may begin."""
+
+PAUSE_SECONDS: Final = 0.5
+FIRST_STEP: Final = 3
+"""Faults before this step index make a job start from nothing; few are drawn there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that goes wrong round the ranks.
+
+    Attributes:
+        kind: what.
+        target: the service or machine; for ``part`` two machines, joined by ``+``.
+        seconds: how long it lasts; for ``clock`` by how much it steps.
+        moment: the event after which it begins, or the pause (a fault spec) in which it does.
+        nth: at which of the events.
+        delay: how long after it, in seconds.
+    """
+
+    kind: TroubleKind
+    target: str = ""
+    seconds: float = 0.0
+    moment: str = "training.started"
+    nth: int = 1
+    delay: float = 0.0
+
+    def __str__(self) -> str:
+        what = f"{self.kind}:{self.target}" if self.target else self.kind
+        if self.kind == "clock":
+            what += f" by {self.seconds:+g} s"
+        elif self.seconds:
+            what += f" for {self.seconds:g} s"
+        count = f" {self.nth}" if self.nth > 1 else ""
+        return f"{what} {self.delay:g} s after {self.moment}{count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes wrong in one run.
+
+    Attributes:
+        seed: what it was drawn from.
+        faults: what ranks carry out; the pauses among them are moments of troubles.
+        troubles: what is done from outside.
+        checkpoint_every: steps between checkpoints; 0: none are made.
+    """
+
+    seed: int
+    faults: tuple[FaultSpec, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    checkpoint_every: int = 0
+
+    def __str__(self) -> str:
+        wrong = [str(fault) for fault in self.faults if fault.kind != "pause"]
+        wrong += [str(trouble) for trouble in self.troubles]
+        if self.checkpoint_every:
+            wrong.append(f"a checkpoint every {self.checkpoint_every} steps")
+        return "; ".join(wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What plans are drawn for.
+
+    Attributes:
+        machines: members.
+        ranks_per_machine: ranks on each.
+        standbys: spares.
+        steps: steps of the job.
+        kinds: troubles that can be made here.
+        checkpoints: the script can go on from checkpoints.
+    """
+
+    machines: int
+    ranks_per_machine: int
+    standbys: int
+    steps: int
+    kinds: tuple[TroubleKind, ...] = get_args(TroubleKind)
+    checkpoints: bool = True
+
+
+def draw(seed: int, setting: Setting) -> Plan:
+    """The plan of a seed."""
+    return _Drawing(seed, setting).plan()
+
+
+@dataclass
+class _Drawing:
+    seed: int
+    setting: Setting
+    faults: list[FaultSpec] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(f"chaos/{self.seed}")
+
+    def plan(self) -> Plan:
+        chance, setting = self.chance, self.setting
+        every = chance.choice([0, 0, 3, 7]) if setting.checkpoints else 0
+        members = [f"m{number}" for number in range(setting.machines)]
+        spares = [f"m{setting.machines + number}" for number in range(setting.standbys)]
+        losses = chance.choice([0, 1, 1, 1, 2, 2, 3])
+        away = [kind for kind in ("cut", "part") if kind in setting.kinds]
+        if away and chance.random() < 0.3:
+            self._network(chance.choice(away), members)
+            losses = losses if every else 0
+        steps = self._steps(losses)
+        for step in steps:
+            self._loss(step, members)
+        if every and losses and chance.random() < 0.4:
+            self._loss(steps[0], members)
+        if spares and chance.random() < 0.4:
+            point = chance.choice(list(SWITCH_POINTS))
+            self._fault("kill", chance.choice(spares), 0, point)
+        if chance.random() < 0.4:
+            self.faults.append(FaultSpec("move", chance.choice(members), self._step()))
+        if chance.random() < 0.2:
+            self.faults.append(FaultSpec("slow", chance.choice(members), self._step(), factor=3.0))
+        around = [kind for kind in setting.kinds if kind not in ("cut", "part")]
+        fewest = 0 if self.faults or self.troubles else 1
+        for _ in range(chance.randint(fewest, 3) if around else 0):
+            self._around(chance.choice(around), members)
+        return Plan(self.seed, tuple(self.faults), tuple(self.troubles), every)
+
+    # -- what ranks do -----------------------------------------------------------------------------
+
+    def _step(self) -> int:
+        first = 0 if self.chance.random() < 0.15 else FIRST_STEP
+        return self.chance.randrange(min(first, self.setting.steps - 2), self.setting.steps - 1)
+
+    def _steps(self, count: int) -> list[int]:
+        """Different steps, not one after the other."""
+        found: list[int] = []
+        for _ in range(100):
+            step = self._step()
+            if len(found) < count and all(abs(step - other) > 1 for other in found):
+                found.append(step)
+        return sorted(found)
+
+    def _loss(self, step: int, machines: Sequence[str]) -> None:
+        kind: Literal["kill", "stop"] = self.chance.choice(["kill", "kill", "stop"])
+        self._fault(kind, self.chance.choice(list(machines)), step, self.chance.choice(list(STEP_POINTS)))
+
+    def _fault(self, kind: Literal["kill", "stop"], machine: str, step: int, point: str) -> None:
+        seconds = self.chance.choice([0.3, 1.5, 4.0, 8.0]) if kind == "stop" else None
+        nth = self.chance.choice([1, 2]) if point == "voting" else 1
+        slot = self.chance.randrange(self.setting.ranks_per_machine)
+        self.faults.append(FaultSpec(kind, machine, step, seconds=seconds, at=point, nth=nth, slot=slot))
+
+    # -- what is done from outside -----------------------------------------------------------------
+
+    def _moment(self, members: Collection[str]) -> tuple[str, int, float]:
+        """When: in a pause of a rank at some point, or a moment after an event."""
+        chance = self.chance
+        if chance.random() < 0.5:
+            points = [*STEP_POINTS] if chance.random() < 0.6 else [*SWITCH_POINTS]
+            pause = FaultSpec(
+                "pause",
+                chance.choice(list(members)),
+                self._step(),
+                seconds=PAUSE_SECONDS,
+                at=chance.choice(points),
+            )
+            self.faults.append(pause)
+            return str(pause), 1, 0.0
+        delay = chance.choice([0.0, 0.0, 0.01, 0.1, 1.0])
+        return chance.choice(MOMENTS), chance.choice([1, 1, 1, 2, 4]), round(delay * chance.random(), 3)
+
+    def _network(self, kind: Literal["cut", "part"], members: Sequence[str]) -> None:
+        moment, nth, delay = self._moment(members)
+        seconds = self.chance.choice([0.5, 2.5, 5.0, 9.0])
+        names = self.chance.sample(list(members), 2 if kind == "part" and len(members) > 1 else 1)
+        self.troubles.append(Trouble(kind, "+".join(sorted(names)), seconds, moment, nth, delay))
+
+    def _around(self, kind: TroubleKind, members: Sequence[str]) -> None:
+        chance = self.chance
+        moment, nth, delay = self._moment(members)
+        match kind:
+            case "service":
+                target, seconds = chance.choice(SERVICES), 0.0
+            case "clock":
+                target = chance.choice([*SERVICES, *members])
+                seconds = chance.choice([-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0])
+            case "bus":
+                target, seconds = "", 0.0
+            case _:
+                target, seconds = "", chance.choice([0.5, 2.0, 4.0, 7.0])
+        self.troubles.append(Trouble(kind, target, seconds, moment, nth, delay))

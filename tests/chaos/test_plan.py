@@ -1,0 +1,66 @@
+"""Plans: what a seed becomes, and what is never drawn together."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import get_args
+
+from trainmover.chaos.plan import SERVICES, Plan, Setting, TroubleKind, draw
+from trainmover.faults import FaultSpec
+
+SETTING = Setting(machines=4, ranks_per_machine=2, standbys=2, steps=40)
+SEEDS = range(400)
+
+
+def plans(setting: Setting = SETTING) -> list[Plan]:
+    """Plans of many seeds."""
+    return [draw(seed, setting) for seed in SEEDS]
+
+
+def test_a_seed_always_becomes_the_same_plan() -> None:
+    """And another seed another one."""
+    assert plans() == plans()
+    assert len(set(map(str, plans()))) > 350
+
+
+def test_something_goes_wrong_in_every_plan() -> None:
+    """Each plan has a fault or a trouble, and each kind is in some."""
+    assert all(plan.faults or plan.troubles for plan in plans())
+    troubles = [trouble for plan in plans() for trouble in plan.troubles]
+    assert {trouble.kind for trouble in troubles} == set(get_args(TroubleKind))
+    assert {trouble.target for trouble in troubles if trouble.kind == "service"} == set(SERVICES)
+    assert {fault.kind for plan in plans() for fault in plan.faults} == {
+        "kill",
+        "stop",
+        "move",
+        "slow",
+        "pause",
+    }
+
+
+def test_faults_are_ones_that_a_run_takes() -> None:
+    """What is drawn reads back from its own words, and fits the job."""
+    for fault in (fault for plan in plans() for fault in plan.faults):
+        assert FaultSpec.parse(str(fault)) == fault
+        assert fault.step < SETTING.steps
+        assert fault.slot < SETTING.ranks_per_machine
+
+
+def test_without_checkpoints_machines_are_lost_in_steps_of_their_own() -> None:
+    """A machine and the keeper of its private state are not lost together, unless there are checkpoints."""
+    for plan in plans():
+        if plan.checkpoint_every:
+            continue
+        members = {f"m{number}" for number in range(SETTING.machines)}
+        losses = [f for f in plan.faults if f.kind in ("kill", "stop") and f.machine in members]
+        steps = sorted(fault.step for fault in losses)
+        assert all(later - earlier > 1 for earlier, later in pairwise(steps)), plan
+        if any(trouble.kind in ("cut", "part") for trouble in plan.troubles):
+            assert not losses, plan
+
+
+def test_only_what_can_be_made_here_is_drawn() -> None:
+    """Troubles that need root are left out where there is none."""
+    setting = Setting(4, 1, 2, 40, kinds=("service", "clock"), checkpoints=False)
+    assert {t.kind for plan in plans(setting) for t in plan.troubles} == {"service", "clock"}
+    assert not any(plan.checkpoint_every for plan in plans(setting))
