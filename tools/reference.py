@@ -48,6 +48,9 @@ TABLES: dict[str, tuple[Table[Any], StrEnum]] = {
 }
 """What the protocol page draws, by the name of its marks: the tables that the services walk, and where."""
 
+NAMED = 3
+"""How many triggers an arrow of a drawing names."""
+
 COMMON = {
     "machine": "name of the machine",
     "incarnation": "which life of the machine: from the start of its program to its end",
@@ -141,7 +144,7 @@ def value_name(parameter: Any) -> str:
         return str(parameter.metavar)
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
     if inspect.isclass(kind) and issubclass(kind, Enum):
-        return "|".join(choice.value for choice in kind)
+        return "{" + ",".join(choice.value for choice in kind) + "}"
     return str(parameter.name).upper()
 
 
@@ -277,7 +280,7 @@ def type_of(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     written = re.sub(r"Literal\[(.*?)\]", lambda match: match[1].replace(", ", " | "), written)
     ours = {ingredient.__name__ for ingredient in ingredients()}
     names = [word for word in re.findall(r"[A-Z]\w+", written) if word in ours]
-    shown = f"`{written}`"
+    shown = " or ".join(f"`{part}`" for part in written.split(" | "))
     return f"{shown} ([{names[0]}](#{anchor(names[0])}))" if names else shown
 
 
@@ -351,13 +354,19 @@ def anchor(title: str) -> str:
 
 
 def drawing(states: Table[Any], start: StrEnum) -> str:
-    """A table of states as a Mermaid diagram, with one arrow for all triggers that lead to the same state."""
+    """A table of states as a Mermaid diagram, with one arrow for all triggers that lead to the same state.
+
+    An arrow names the first few of its triggers and counts the rest: the tables have all.
+    """
     lines = ["stateDiagram-v2", f"    [*] --> {start}"]
     for state, row in states.items():
         triggers: dict[str, list[str]] = {}
         for trigger, target in row.items():
             triggers.setdefault(target, []).append(trigger)
-        lines += [f"    {state} --> {target}: {'<br/>'.join(found)}" for target, found in triggers.items()]
+        for target, found in triggers.items():
+            more = len(found) - NAMED
+            named = found if more < 2 else [*found[:NAMED], f"and {more} more"]
+            lines.append(f"    {state} --> {target}: {'<br/>'.join(named)}")
         if not row:
             lines.append(f"    {state} --> [*]")
     return "\n".join(lines) + "\n"

@@ -2,8 +2,9 @@
 
 Pages are written to be read in the repository: a link to ``../../examples/train_gpt.py`` or to
 ``../../events/README.md`` works there.  In the site nothing lies outside ``docs/``, so each file that a
-page links to becomes a page of its own under ``repository/``: Markdown as it is, code as a listing, JSON as
-the file itself.  The links between all of them are put right, and mkdocs (strict) refuses what leads nowhere.
+page links to becomes a page of its own under ``repository/``: Markdown as it is, code as a listing,
+anything else as the file itself.  The links between all of them are put right, and mkdocs (strict) refuses
+what leads nowhere.
 
 What never lives here: content.  ``mkdocs.yml`` names this file under ``hooks``.
 """
@@ -30,10 +31,9 @@ FOLDER = re.compile(r"\[([^\]]+)\]\(([^)\s#:]+)\)")
 """A Markdown link without anchor and scheme, which may be one to a folder."""
 FENCE = re.compile(r"^(?P<marks>`{3,}|~{3,}).*?^(?P=marks)\s*$", re.MULTILINE | re.DOTALL)
 
-AS_IT_IS = (".md", ".json")
 LANGUAGES = {
     ".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "bash",
-    ".sbatch": "bash", ".conf": "text", "Dockerfile": "docker", "Makefile": "make",
+    ".sbatch": "bash", ".conf": "text", "Dockerfile": "docker", "Makefile": "make", "LICENSE": "text",
 }  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def place(path: str) -> str:
     """Where a file of the repository is among the pages of the site."""
     if path.startswith(f"{DOCS}/"):
         return path.removeprefix(f"{DOCS}/")
-    return f"{OUTSIDE}/{path}" if path.endswith(AS_IT_IS) else f"{OUTSIDE}/{path}.md"
+    return f"{OUTSIDE}/{path}.md" if is_code(path) else f"{OUTSIDE}/{path}"
 
 
 def repository_path(uri: str) -> str:
@@ -114,13 +114,19 @@ def repository_path(uri: str) -> str:
     return path if (ROOT / path).is_file() else path.removesuffix(".md")
 
 
-def page_of(path: str) -> str:
-    """The content of the page that shows a file."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    if path.endswith(AS_IT_IS):
-        return text
+def is_code(path: str) -> bool:
+    """Whether a file is shown as a listing; Markdown, schemas and recordings are not."""
     name = posixpath.basename(path)
-    language = LANGUAGES.get(name) or LANGUAGES.get(posixpath.splitext(name)[1], "text")
+    return name in LANGUAGES or posixpath.splitext(name)[1] in LANGUAGES
+
+
+def page_of(path: str) -> str | bytes:
+    """The content of the page that shows a file, or of the file itself."""
+    if not is_code(path):
+        return (ROOT / path).read_bytes()
+    text = (ROOT / path).read_text(encoding="utf-8")
+    name = posixpath.basename(path)
+    language = LANGUAGES.get(name) or LANGUAGES[posixpath.splitext(name)[1]]
     return (
         f'# {name}\n\n`{path}` in the repository.\n\n``````{language} linenums="1"\n{text.rstrip()}\n``````\n'
     )

@@ -15,19 +15,29 @@ class JobSubmitted(Event):
     type: ClassVar[str] = "job.submitted"
 
     script: Text
+    """Path of the training script on the machines."""
     args: tuple[str, ...] = ()
+    """The script's own arguments."""
     cwd: Text
+    """Folder in which ranks are started."""
     python: Text
+    """Interpreter that runs the script."""
     machines: Annotated[int, Field(ge=1, le=MAX_MACHINES)]
+    """Machines that train."""
     ranks_per_machine: Annotated[int, Field(ge=1, le=64)] = 1
     standbys: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Warm spare machines to keep."""
     seed: int = 0
+    """Seed of everything random in the job."""
     run_dir: Text
+    """The run's folder, the same path on all machines."""
     on_exhausted: Literal["hold", "fail", "shrink"] = "hold"
     """What becomes of a job that has lost a machine and has no spare for it: it waits, it fails, or the
     data-parallel replica pauses and the others compute its share."""
     warmup_steps: Annotated[int, Field(ge=1, le=16)] = 2
+    """First steps that are recorded, and that a standby warms up with."""
     faults: tuple[str, ...] = ()
+    """Faults on purpose, as ``--fault`` takes them."""
     standby_memory: Literal["resident", "sequential"] = "resident"
     """``resident``: a spare keeps the tensors of all roles; ``sequential``: those of one."""
     recordings: Text = ""
@@ -39,6 +49,7 @@ class JobSubmitted(Event):
     checkpoints: Text = ""
     """Folder or fsspec URL of the checkpoints; empty: in the run's folder."""
     checkpoint_keep: Annotated[int, Field(ge=1, le=1024)] = 2
+    """How many whole checkpoints stay."""
     resume: bool = False
     """Go on from the newest checkpoint there, whoever made it."""
 
@@ -61,6 +72,7 @@ class JobCompleted(Event):
     type: ClassVar[str] = "job.completed"
 
     steps: Count
+    """Committed steps."""
     digest: Text
     """SHA-256 (hex) over parameters and optimizer state: of every rank where all are the same, else over
     the digests of all ranks, by rank."""
