@@ -21,7 +21,7 @@ WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos test test-long coverage conformance test-torch check format bench contract docs docs-serve clean
+.PHONY: help demo chaos test test-long coverage conformance test-torch check format bench contract docs docs-serve compose-test slurm-test clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,12 @@ docs: $(VENV)/.docs  ## build the documentation into site/, strictly; loads noth
 
 docs-serve: $(VENV)/.docs  ## show the documentation at http://127.0.0.1:8000 while you write it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
+
+compose-test: $(VENV)/.demo  ## a cluster of containers, one killed, one cut off (needs a Docker engine)
+	@$(BIN)/python tools/compose_test.py $(ARGS)
+
+slurm-test: $(VENV)/.demo  ## the batch script on a Slurm of one host (needs Debian's slurmd, slurmctld, munge; root)
+	@PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/slurm_test.py $(ARGS)
 
 clean:  ## remove everything that was made here, runs included
 	rm -rf $(VENV) .venv-torch-* build dist runs site .coverage .coverage.* htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

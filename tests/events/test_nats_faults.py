@@ -20,6 +20,7 @@ from trainmover.events.catalogue import AREAS, DeadLetter, JobSubmitted
 from trainmover.events.codec import encode_message
 from trainmover.events.envelope import Envelope
 from trainmover.events.feed import FeedQueue
+from trainmover.events.server import Accounts
 
 SUBJECT = f"trainmover.{JOB}.machine.left"
 
@@ -387,21 +388,17 @@ async def test_publishing_without_a_stream_is_seen_by_flush(server):
     await late.close()
 
 
-class RestrictedServer(NatsServer):
-    """A server whose one user may read machines' events only, and publish none."""
-
-    def _config(self) -> str:
-        return super()._config() + (
-            "authorization { users: [{ user: u, password: p, permissions: {"
-            ' publish: ["$JS.API.>", "_INBOX.>"],'
-            ' subscribe: ["trainmover.job.machine.*", "_INBOX.>"] } }] }\n'
-        )
+RESTRICTED = (
+    "authorization { users: [{ user: u, password: p, permissions: {"
+    ' publish: ["$JS.API.>", "_INBOX.>"],'
+    ' subscribe: ["trainmover.job.machine.*", "_INBOX.>"] } }] }\n'
+)
+"""One user, who may read machines' events only, and publish none."""
 
 
-async def test_what_is_not_permitted_is_said(tmp_path, monkeypatch):
+async def test_what_is_not_permitted_is_said(tmp_path):
     """A feed that permissions forbid is an error, not silence; what they allow works."""
-    monkeypatch.setattr("trainmover.events.server._ping", lambda *args: None)
-    with RestrictedServer(tmp_path) as server:
+    with NatsServer(tmp_path, accounts=Accounts(RESTRICTED, "u", "p")) as server:
         url = server.url.replace("//", "//u:p@")
         bus = await NatsBus.connect(url, JOB, "reader")
         await bus.feed(["machine"], history=True)

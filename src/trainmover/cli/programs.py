@@ -84,6 +84,7 @@ def machine(
 
 
 async def _machine(access: Access, name: str, slots: int, host: str, once: bool) -> int:
+    from trainmover.events.alive import shown_alive
     from trainmover.events.nats_bus import NatsBus
     from trainmover.machine.agent import Agent, MachineConfig
     from trainmover.machine.children import come_forward
@@ -101,7 +102,8 @@ async def _machine(access: Access, name: str, slots: int, host: str, once: bool)
             if "TRAINMOVER_STAND_BACK" in os.environ:
                 # Started as a spare beside training, it stood back while it loaded; now it must beat.
                 come_forward(os.getpid())
-            ending = await agent.run()
+            async with shown_alive(bus):
+                ending = await agent.run()
         finally:
             await bus.close()
         if once or not agent.joins_again:

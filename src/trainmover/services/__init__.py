@@ -75,6 +75,7 @@ async def run_service(name: str, bus_url: str, job: str, *, token: str | None = 
     """
     if name not in SERVICES:
         raise ConfigError(f"no service {name!r}; there are {', '.join(SERVICES)}")
+    from trainmover.events.alive import shown_alive
     from trainmover.events.nats_bus import NatsBus
 
     stop = asyncio.Event()
@@ -88,7 +89,8 @@ async def run_service(name: str, bus_url: str, job: str, *, token: str | None = 
         shell = Shell(service.core(), bus, drivers=[make() for make in service.drivers])
         endpoint = Endpoint("events", f"{SUBJECT_ROOT}.{job}.>", shell.tally)
         await bus.serve_micro(name, f"The {name} service of job {job}", endpoint)
-        await shell.run(stop)
+        async with shown_alive(bus):
+            await shell.run(stop)
     finally:
         await bus.close()
 
