@@ -19,16 +19,18 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "events/*.md", "services/**/*.md", "deploy/**/*.md")
     for path in ROOT.glob(pattern)
 )
-SHELL = re.compile(r"^(`{3,})(?:console|bash|sh|shell)\b[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(`{3,})([^\n]*)\n(.*?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
+SHELLS = {"console", "bash", "sh", "shell", ""}
 ENDS = {"|", "||", "&&", ";", "&", "(", ")"}
 BEFORE = {"exec", "sudo", "nohup", "time", "srun", "env", "$", "do", "then"}
 """Words that may stand before a command."""
 
 
 def lines(text: str) -> Iterator[str]:
-    """The lines of all shell blocks; those that go on behind a backslash are one."""
-    for block in SHELL.finditer(text):
-        yield from re.sub(r"\\\n\s*", " ", block[2]).splitlines()
+    """The lines of all blocks that are for a shell or say nothing of themselves; a backslash joins lines."""
+    for block in BLOCK.finditer(text):
+        if block[2].split(" ")[0] in SHELLS:
+            yield from re.sub(r"\\\n\s*", " ", block[3]).splitlines()
 
 
 def calls(line: str) -> Iterator[list[str]]:
