@@ -9,13 +9,17 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 from typer.testing import CliRunner
 
 from trainmover.cli.app import app
+from trainmover.events.asyncapi import _message
+from trainmover.events.catalogue import MachineFailed
 from trainmover.events.compatibility import breaks, frozen
+from trainmover.events.schema import schema_of
 
 EVENTS_FOLDER = Path(__file__).resolve().parents[2] / "events"
 
@@ -181,6 +185,22 @@ def test_what_was_announced_may_go(this: Contract) -> None:
         fields(contract, "switch.committed").pop("step")
 
     assert judged(announced, go) == []
+
+
+def test_a_deprecation_is_in_schema_and_document() -> None:
+    """What goes with the next release says so where subscribers look, and counts as announced."""
+
+    class Retiring(MachineFailed):
+        """A machine is declared dead."""
+
+        deprecated = "goes with the next release; use machine.ended"
+        rack: Annotated[str, Field(deprecated="nobody fills it")] = ""
+
+    schema = schema_of(Retiring)
+    assert schema["deprecated"] is True
+    assert schema["x-deprecated"] == Retiring.deprecated
+    assert schema["properties"]["rack"]["deprecated"] is True
+    assert _message(Retiring)["x-deprecated"] == Retiring.deprecated
 
 
 def test_the_command_refuses_and_tells(this: Contract, tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ from pathlib import Path
 import msgpack
 import nats
 import pytest
+from typer.testing import CliRunner
 
 from examples import subscribe
 from trainmover.access.permissions import accounts
 from trainmover.access.roles import ROLES, Role
+from trainmover.cli.app import app
 from trainmover.events import EVENTS, Envelope, Event, encode_message
 from trainmover.events.catalogue import JobCompleted, MachineFailed, StandbyAssigned, StandbyWarm
 from trainmover.events.log import read_log
@@ -275,3 +277,18 @@ def test_the_reading_account_can_say_nothing(bus: Bus) -> None:
     refused, kept = asyncio.run(try_to_lie())
     assert len([text for text in refused if "permissions violation" in text.lower()]) == 4
     assert kept == len(records)
+
+
+def test_the_reading_account_is_enough_for_our_own_commands(bus: Bus, tmp_path: Path) -> None:
+    """Exporting and replaying a live job needs no more than subscribing does."""
+    records = read_log(KILL)
+    job = records[0].envelope.job
+    asyncio.run(say_all(bus, records))
+    copy = tmp_path / "copy.tmlog"
+    run = CliRunner()
+    exported = run.invoke(app, ["events", "export", str(copy), bus.url("reader"), "--job", job])
+    assert exported.output == f"{len(records)} events in {copy}\n"
+    replayed = run.invoke(app, ["events", "replay", bus.url("reader"), "--job", job])
+    assert replayed.exit_code == 0, replayed.output
+    tail = run.invoke(app, ["events", "tail", "--bus", bus.url("reader"), "--job", job])
+    assert "completed: 40 steps" in tail.output
