@@ -7,11 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
-from trainmover.cli import operate, tables
+from trainmover.cli import tables
 from trainmover.events import catalogue as say
 from trainmover.monitor.facts import sentence
 from trainmover.monitor.report import build_report
 from trainmover.monitor.roles import holds
+from trainmover.monitor.snapshot import view_as_json
 from trainmover.monitor.view import ClusterView
 
 
@@ -93,7 +94,7 @@ def test_status_names_the_roles_of_machines(told) -> None:
 
 def test_status_as_json_has_roles_and_warmth(told) -> None:
     """Other programs get the same: roles with their recordings, and what each spare is warm in."""
-    found = operate.view_as_json(view_of(told))
+    found = view_as_json(view_of(told))
     assert [(item["name"], item["recorded_bytes"], item["not_recorded"]) for item in found["roles"]] == [
         ("first", 3 * 2**20, None),
         ("last", 1000, None),

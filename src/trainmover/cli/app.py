@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from trainmover import logs
-from trainmover.cli import chaos, credentials, events, operate, programs, run, simulate, submit
+from trainmover.cli import (
+    chaos,
+    credentials,
+    events,
+    monitor,
+    operate,
+    programs,
+    run,
+    simulate,
+    submit,
+    top,
+)
 from trainmover.version import __version__
 
 SCRIPT_CONTEXT = {"allow_interspersed_args": False}
@@ -63,6 +74,8 @@ app.command(rich_help_panel=TRAIN, context_settings=SCRIPT_CONTEXT)(run.run)
 app.command(rich_help_panel=TRAIN)(run.demo)
 app.command(rich_help_panel=WATCH)(operate.status)
 app.command(rich_help_panel=WATCH)(operate.move)
+app.command(rich_help_panel=WATCH)(monitor.monitor)
+app.command(rich_help_panel=WATCH)(top.top)
 app.add_typer(events.events, name="events", rich_help_panel=WATCH)
 app.command(rich_help_panel=WATCH)(events.decode)
 app.command(rich_help_panel=PARTS)(programs.service)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from trainmover.errors import BusError, ConfigError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.events.nats_bus import NatsBus
+from trainmover.monitor.snapshot import view_as_json
 from trainmover.monitor.view import ClusterView
 
 PAST_SECONDS = 20.0
@@ -60,63 +61,6 @@ def move(
     Exit codes: 0 a standby takes over; 1 the move is refused or nobody answered.
     """
     raise typer.Exit(asyncio.run(_move(find(bus, job), machine, to, reason)))
-
-
-def view_as_json(view: ClusterView) -> dict[str, Any]:
-    """A view for other programs."""
-    return {
-        "job": view.job,
-        "phase": view.phase,
-        "reason": view.reason,
-        "epoch": view.epoch,
-        "generation": view.generation,
-        "step": view.step,
-        "metrics": view.metrics,
-        "steps_per_second": view.steps_per_second,
-        "machines": [
-            {
-                "name": machine.name,
-                "incarnation": machine.incarnation,
-                "state": machine.state,
-                "position": machine.position,
-                "step": machine.step,
-                "ranks": list(machine.ranks),
-                "note": machine.note,
-                "role": role.name if (role := view.roles.at(machine.position)) is not None else None,
-                "parked": machine.warmth.parked,
-                "warming": machine.warmth.under_way,
-                "warm_up_seconds": machine.warmth.seconds,
-            }
-            for machine in view.by_position()
-        ],
-        "roles": [
-            role.model_dump(mode="json")
-            | {
-                "recorded_bytes": view.roles.sizes.get(role.name),
-                "not_recorded": view.roles.failed.get(role.name),
-            }
-            for role in (view.roles.found.roles if view.roles.found is not None else ())
-        ],
-        "incidents": [
-            {
-                "id": incident.id,
-                "kind": incident.kind,
-                "state": incident.state,
-                "machine": incident.machine,
-                "joiner": incident.joiner,
-                "stage": incident.stage,
-                "doing": incident.doing,
-                "times": dict(incident.times),
-            }
-            for incident in view.incidents.values()
-        ],
-        "submitted": asdict_event(view.submitted),
-    }
-
-
-def asdict_event(event: say.Event | None) -> dict[str, Any] | None:
-    """An event's fields as JSON has them."""
-    return None if event is None else event.model_dump(mode="json")
 
 
 async def _look(access: Access) -> ClusterView:

@@ -109,6 +109,11 @@ class FeedQueue(Feed):
             await self._wait()
         return self._take()
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether the reader has had all that the log held when the feed was made."""
+        return self._past_end is not None and self._taken >= self._past_end
+
     async def past(self, limit: float) -> list[Envelope]:
         """See :meth:`trainmover.events.bus.Feed.past`."""
         found: list[Envelope] = []

@@ -19,8 +19,7 @@ from itertools import pairwise
 from trainmover.errors import ConfigError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
-from trainmover.monitor.incidents import STAGES, IncidentView
-from trainmover.monitor.timeline import PHASES
+from trainmover.monitor.incidents import PHASES, STAGES, IncidentView
 from trainmover.monitor.view import ClusterView
 from trainmover.services.core import Probe, SetTimer
 from trainmover.services.course import Log, Step

@@ -14,6 +14,7 @@ An aborted switch takes the stages after ``detected`` back, for the incident sta
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from trainmover.events.catalogue import SwitchAdopted, SwitchPrepared
@@ -55,6 +56,32 @@ DOING: dict[Stage, str] = {
     "resumed": "over",
 }
 """What is happening once a stage is the latest one."""
+
+PHASES: dict[Stage, str] = {
+    "detected": "detect",
+    "assigned": "assign",
+    "planned": "plan",
+    "preparing": "ask",
+    "prepared": "prepare",
+    "adopted": "switch and copy",
+    "committed": "commit",
+    "resumed": "first step",
+}
+"""What the time up to a stage was spent on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What an incident's time was spent on, from one stage to the next; unix seconds."""
+
+    name: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
 
 
 @dataclass(slots=True)
@@ -170,3 +197,9 @@ class IncidentView:
         self.prepared.clear()
         self.adopted.clear()
         self.step = None
+
+
+def phases_of(incident: IncidentView) -> list[Phase]:
+    """The phases of an incident so far, in their order; they follow one another without a gap."""
+    reached = [(stage, incident.times[stage]) for stage in STAGES if stage in incident.times]
+    return [Phase(PHASES[stage], start, max(start, end)) for (_, start), (stage, end) in pairwise(reached)]

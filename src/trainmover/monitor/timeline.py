@@ -12,30 +12,17 @@ Source: "Trace Event Format", Google, 2016 (events of phase X, i and M).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from trainmover.events.catalogue import StandbyParked, StandbyWarm
 from trainmover.events.envelope import Envelope
-from trainmover.monitor.incidents import STAGES, IncidentView
+from trainmover.monitor.incidents import STAGES, IncidentView, phases_of
 from trainmover.monitor.steps import StepFacts
 from trainmover.monitor.view import ClusterView
 
 INCIDENTS, BUS, STANDBYS, FIRST_MACHINE = 1, 2, 3, 10
 UNTOLD = frozenset({"journal.entry", "timer.fired"})
 """Events that only services need; they would hide the others."""
-
-PHASES = {
-    "detected": "detect",
-    "assigned": "assign",
-    "planned": "plan",
-    "preparing": "ask",
-    "prepared": "prepare",
-    "adopted": "switch and copy",
-    "committed": "commit",
-    "resumed": "first step",
-}
-"""What the time up to a stage was spent on."""
 
 
 def build_timeline(envelopes: Sequence[Envelope], facts: StepFacts) -> dict[str, Any]:
@@ -168,8 +155,8 @@ def _incident(trace: _Trace, track: int, incident: IncidentView) -> None:
         step=incident.step,
         attempts=incident.attempts,
     )
-    for (_, start), (stage, end) in pairwise(reached):
-        trace.span(INCIDENTS, track, PHASES[stage], start, max(start, end), "phase")
+    for phase in phases_of(incident):
+        trace.span(INCIDENTS, track, phase.name, phase.start, phase.end, "phase")
 
 
 def _standbys(trace: _Trace, envelopes: Sequence[Envelope]) -> None:

@@ -87,6 +87,15 @@ class ClusterView:
         if change is not None:
             change(self, envelope, envelope.event)
 
+    @staticmethod
+    def changed_by(envelope: Envelope) -> bool:
+        """Whether an event of this type can change a view at all."""
+        return type(envelope.event) in _CHANGES
+
+    def recall_rate(self, samples: list[tuple[float, int]]) -> None:
+        """Take the rate from these (time, step) instead of what was sampled."""
+        self._samples = deque(samples, maxlen=RATE_SAMPLES)
+
     @property
     def steps_per_second(self) -> float | None:
         """Rate over the last samples; None while there are too few."""
