@@ -2,7 +2,9 @@
 
 It is an ordinary ``DistributedDataParallel`` script.  The lines marked (1) to (5) are all that
 TrainMover asks for; with them a machine can be lost or moved away in the middle of training and
-the run still ends in the same bytes.  The same file runs in three ways::
+the run still ends in the same bytes.  Line (6) is for the day when no machine is left to take a lost
+one's place: the others then compute its share of each batch (``--on-exhausted shrink``).  The same file
+runs in three ways::
 
     python examples/train_gpt.py                                    # one process
     torchrun --nproc-per-node 3 examples/train_gpt.py               # plain torchrun, Gloo
@@ -21,9 +23,9 @@ import os
 import sysconfig
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
@@ -141,36 +143,25 @@ def read_text(data: Path | None, limit: int) -> Tensor:
 
 
 class Batches:
-    """Random windows of the text, a stream of its own for every rank.
+    """Random windows of the text, by step and share.
 
-    The state is what makes the stream of one rank: which rank it is, how far it is, and where its
-    generator stands.  A spare that takes a rank's place loads that rank's state and goes on with
+    Which windows a share of a step's batch has follows from these two numbers alone, so it does not
+    matter who computes it, and there is no position to keep: whoever takes a rank's place goes on with
     exactly the batch that would have come next.
     """
 
-    def __init__(self, text: Tensor, batch_size: int, context: int, *, seed: int, rank: int) -> None:
+    def __init__(self, text: Tensor, batch_size: int, context: int, *, seed: int) -> None:
         if len(text) < context + 2:
             raise SystemExit(f"the text has {len(text)} bytes; one window needs {context + 2}")
-        self.text, self.batch_size, self.context = text, batch_size, context
-        self.rank, self.position = rank, 0
-        self.generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
+        self.text, self.batch_size, self.context, self.seed = text, batch_size, context, seed
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, share: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, int64, each of shape (batch_size, context)."""
         last = len(self.text) - self.context
-        starts = torch.randint(last, (self.batch_size, 1), generator=self.generator)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 65_537 + share)
+        starts = torch.randint(last, (self.batch_size, 1), generator=generator)
         windows = self.text[starts + torch.arange(self.context + 1)].long()
-        self.position += 1
         return windows[:, :-1], windows[:, 1:]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Numbers and one tensor."""
-        return {"rank": self.rank, "position": self.position, "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become the stream that ``state`` was taken from."""
-        self.rank, self.position = state["rank"], state["position"]
-        self.generator.set_state(state["generator"])
 
 
 # -- the run -------------------------------------------------------------------------------------
@@ -228,26 +219,28 @@ def main() -> None:
     if args.compile:
         gpt.compile()
     model = DistributedDataParallel(gpt)
-    torch.manual_seed(args.seed + 1 + job.rank)  # from here on each rank has its own dropout
+    torch.manual_seed(args.seed + 1)  # the same everywhere: each share has dropout of its own
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate(step, args.warmup, args.steps)
     )
     text = read_text(args.data, args.data_limit)
-    data = Batches(text, args.batch_size, args.context, seed=args.seed, rank=job.rank)
+    data = Batches(text, args.batch_size, args.context, seed=args.seed)
     if job.rank == 0:
         size = sum(p.numel() for p in model.parameters())
         print(f"{size / 1e6:.1f} M parameters, {len(text) / 1e6:.1f} MB of text, {job.world_size} ranks")
 
     times: list[float] = []
     before = time.perf_counter()
-    job.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)  # (3)
+    job.track(model=model, optimizer=optimizer, scheduler=scheduler)  # (3)
     for step in job.steps(args.steps):  # (4)
-        x, y = data.next_batch()
-        loss = model(x, y)
-        loss.backward()
+        for share in step.shares():  # (6) one, or more while another rank is away
+            x, y = data.batch(step.index, share.index)
+            with nullcontext() if share.last else model.no_sync():
+                loss = model(x, y)
+                loss.backward()
+            step.log(loss=loss)  # (5) before optimizer.step()
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        step.log(loss=loss)  # (5) before optimizer.step()
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()

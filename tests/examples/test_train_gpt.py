@@ -13,46 +13,30 @@ TEXT = torch.arange(5000).remainder(256).to(torch.uint8)
 SMALL = Config(layers=2, heads=2, width=32, context=16, dropout=0.1)
 
 
-def batches(rank: int, seed: int = 7) -> Batches:
-    """A stream over the test's text."""
-    return Batches(TEXT, 4, 16, seed=seed, rank=rank)
+def batches(seed: int = 7) -> Batches:
+    """Windows of the test's text."""
+    return Batches(TEXT, 4, 16, seed=seed)
 
 
 def test_targets_are_the_next_bytes() -> None:
     """Each target is the byte after its input."""
-    x, y = batches(0).next_batch()
+    x, y = batches().batch(0, 0)
     assert x.shape == y.shape == (4, 16)
     assert torch.equal(y, (x + 1) % 256)
 
 
-def test_streams_of_ranks_differ_and_repeat() -> None:
-    """A rank's stream depends on seed and rank only, and no two ranks see the same batches."""
-    first = [batches(rank).next_batch()[0] for rank in (0, 1, 0)]
-    assert torch.equal(first[0], first[2])
-    assert not torch.equal(first[0], first[1])
-
-
-def test_a_spare_goes_on_where_the_rank_stopped() -> None:
-    """After loading a rank's state, a stream made for another rank gives that rank's next batches."""
-    original, spare = batches(1), batches(0)
-    for _ in range(3):
-        original.next_batch()
-    spare.next_batch()
-    spare.load_state_dict(original.state_dict())
-    assert (spare.rank, spare.position) == (1, 3)
-    for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(original.next_batch(), spare.next_batch(), strict=True))
-
-
-def test_state_is_plain() -> None:
-    """The state holds only numbers and tensors, as TrainMover asks."""
-    assert {type(value) for value in batches(0).state_dict().values()} <= {int, torch.Tensor}
+def test_a_share_has_the_same_windows_whoever_asks() -> None:
+    """Step, share and seed make the windows; each share of each step has its own."""
+    first = batches().batch(3, 1)[0]
+    assert torch.equal(first, batches().batch(3, 1)[0])
+    others = [batches().batch(3, 0)[0], batches().batch(4, 1)[0], batches(8).batch(3, 1)[0]]
+    assert not any(torch.equal(first, other) for other in others)
 
 
 def test_a_text_shorter_than_a_window_is_refused() -> None:
     """The message says how much text one window needs."""
     with pytest.raises(SystemExit, match="has 10 bytes; one window needs 18"):
-        Batches(TEXT[:10], 4, 16, seed=1, rank=0)
+        Batches(TEXT[:10], 4, 16, seed=1)
 
 
 def test_reads_a_folder_in_order_and_leaves_binaries_out(tmp_path: Path) -> None:
@@ -82,7 +66,7 @@ def test_default_model_has_about_three_million_parameters() -> None:
 def test_an_untrained_model_knows_nothing() -> None:
     """The first loss is near that of a uniform guess over 256 bytes, ln 256 = 5.55."""
     torch.manual_seed(0)
-    x, y = batches(0).next_batch()
+    x, y = batches().batch(0, 0)
     assert GPT(SMALL)(x, y).item() == pytest.approx(5.55, abs=0.2)
 
 
@@ -90,7 +74,7 @@ def test_the_future_is_hidden() -> None:
     """A change of a later byte does not change the loss at an earlier place."""
     torch.manual_seed(0)
     model = GPT(SMALL).eval()
-    x, y = batches(0).next_batch()
+    x, y = batches().batch(0, 0)
     changed = x.clone()
     changed[:, 9] = (changed[:, 9] + 1) % 256
     assert torch.equal(model(x[:, :9], y[:, :9]), model(changed[:, :9], y[:, :9]))
@@ -105,11 +89,11 @@ def test_the_future_is_hidden() -> None:
 def test_learns() -> None:
     """Thirty steps on a simple text bring the loss down by half."""
     torch.manual_seed(0)
-    model, data = GPT(SMALL), Batches(TEXT % 8, 4, 16, seed=7, rank=0)
+    model, data = GPT(SMALL), Batches(TEXT % 8, 4, 16, seed=7)
     optimizer = make_optimizer(model, 1e-2, 0.1)
     losses = []
-    for _ in range(30):
-        loss = model(*data.next_batch())
+    for step in range(30):
+        loss = model(*data.batch(step, 0))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

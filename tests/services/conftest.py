@@ -121,6 +121,7 @@ def described(
     state: str | None = None,
     stage: tuple[int, int] | None = None,
     groups: Iterable[say.GroupRow] = (),
+    shares: bool = False,
 ) -> say.RankDescribed:
     """A rank says what it is: one of a kind, with the state of the others of its kind in its slot."""
     return say.RankDescribed(
@@ -133,6 +134,7 @@ def described(
         state=state or f"{kind}-{rank % slots}",
         stage=stage,
         groups=tuple(groups),
+        shares=shares,
     )
 
 
@@ -449,6 +451,7 @@ class Plant:
     lease_seconds: float = 1.3
     warm_steps: int = 2
     stages: int = 1
+    shares: bool = False
     unrecorded: set[str] = field(default_factory=set)
     machines: dict[str, Machine] = field(default_factory=dict)
     layout: tuple[str, ...] = ()
@@ -482,7 +485,7 @@ class Plant:
         machine.alive = False
         self._expire(machine)
         for index, other in enumerate(self.layout):
-            if name in self.layout and other != name and self.machines[other].well:
+            if name in self.layout and other not in ("", name) and self.machines[other].well:
                 peer = self.layout.index(name) * self.slots
                 event = say.LinkBroken(
                     epoch=self.epoch,
@@ -549,6 +552,8 @@ class Plant:
                     if leaver.well and name not in event.machines:
                         leaver.alive = False
                         self.publish(left(name, leaver.life, "released"), name)
+                        if event.kind == "shrink":
+                            self.later(0.1, lambda name=name: self.join(name) and None)  # type: ignore[misc]
             case say.JobCompleted() | say.JobFailed():
                 self.over = True
 
@@ -602,9 +607,22 @@ class Plant:
                     kind=place,
                     state=f"{stage}-{slot}",
                     stage=(stage, self.stages) if self.stages > 1 else None,
-                    groups=(say.GroupRow(name="default", first=0, count=count * self.slots), row),
+                    groups=(
+                        say.GroupRow(name="default", first=0, count=count * self.slots),
+                        row,
+                        *self._tie(rank),
+                    ),
+                    shares=self.shares,
                 )
                 self.publish(event, name)
+
+    def _tie(self, rank: int) -> list[say.GroupRow]:
+        """The pipeline that a rank is in, which makes a replica of its stages."""
+        if not self.shares or self.stages == 1:
+            return []
+        width = len(self.layout) // self.stages * self.slots
+        place = rank % width
+        return [say.GroupRow(name=f"pipe:{place}", first=place, stride=width, count=self.stages)]
 
     def _record(self, role: say.MachineRole, generation: int) -> None:
         if generation != self.generation or not self.layout:
@@ -621,8 +639,15 @@ class Plant:
         self.ready[event.epoch] = set()
         for act in self.on_prepare.pop(event.epoch, []):
             act()
-        for rank in range(len(event.machines) * self.slots):
+        for rank in self._present(event.machines):
             self.later(0.02, lambda rank=rank: self._rank_prepared(event, rank))  # type: ignore[misc]
+
+    def _present(self, machines: tuple[str, ...]) -> list[int]:
+        """Ranks on seats that are taken."""
+        return [rank for rank in range(len(machines) * self.slots) if machines[rank // self.slots]]
+
+    def _well(self, machines: tuple[str, ...]) -> bool:
+        return all(self.machines[name].well for name in machines if name)
 
     def _rank_prepared(self, event: say.SwitchPrepare, rank: int) -> None:
         name = event.machines[rank // self.slots]
@@ -635,11 +660,11 @@ class Plant:
             return
         self.later(self.step_seconds, self._tick)
         for epoch, prepare in sorted(self.prepares.items()):
-            whole = len(self.ready[epoch]) == len(prepare.machines) * self.slots
-            if whole and epoch > self.epoch and all(self.machines[m].well for m in prepare.machines):
+            whole = len(self.ready[epoch]) == len(self._present(prepare.machines))
+            if whole and epoch > self.epoch and self._well(prepare.machines):
                 self._adopt(prepare)
                 return
-        well = self.layout and all(self.machines[name].well for name in self.layout)
+        well = self.layout and self._well(self.layout)
         if well and self.broken_at != self.epoch and self.step < self.steps:
             self._step()
 
@@ -647,13 +672,13 @@ class Plant:
         self.epoch, self.layout, self.fresh = prepare.epoch, prepare.machines, True
         for epoch in [epoch for epoch in self.prepares if epoch <= prepare.epoch]:
             del self.prepares[epoch]
-        for rank in range(len(self.layout) * self.slots):
+        for rank in self._present(self.layout):
             name = self.layout[rank // self.slots]
             self.publish(adopted(self.epoch, rank, name, self.step), name)
 
     def _step(self) -> None:
         self.step += 1
-        zero = self.layout[0]
+        zero = next(name for name in self.layout if name)
         if self.fresh and self.step == 1:
             self.publish(started(self.generation, self.epoch), zero)
         elif self.fresh:
@@ -662,7 +687,7 @@ class Plant:
         if self.step == self.warm_steps:
             self._describe()
         if self.step == self.steps:
-            for rank in range(len(self.layout) * self.slots):
+            for rank in self._present(self.layout):
                 self.publish(finished(rank, self.layout[rank // self.slots]), self.layout[rank // self.slots])
         for act in self.at_step.pop(self.step, []):
             act()
@@ -688,6 +713,7 @@ class World:
         replenish: bool = True,
         cores: dict[str, Callable[[], Core]] | None = None,
         stages: int = 1,
+        shares: bool = False,
         **more: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -702,7 +728,7 @@ class World:
         self.timers: dict[tuple[str, str], float] = {}
         factories = cores or {name: service.core for name, service in SERVICES.items()}
         self.cores: dict[str, Core] = {name: factory() for name, factory in factories.items()}
-        self.plant = Plant(self.later, self._said, slots=slots, steps=steps, stages=stages)
+        self.plant = Plant(self.later, self._said, slots=slots, steps=steps, stages=stages, shares=shares)
         self.next_name = machines + (standbys if spares is None else spares)
         self.publish(self.envelope(submitted(machines, slots, standbys, **more), "driver"))
         for index in range(self.next_name):

@@ -35,6 +35,25 @@ def test_a_thousand_small_clusters(first: int) -> None:
     assert endings["forgotten"] <= 0.03 * BLOCK, endings
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, 200, BLOCK))
+def test_jobs_that_shrink(first: int) -> None:
+    """The same small clusters, few spares: replicas pause and come back, and nothing is promised less."""
+    setups = [
+        draw(seed, on_exhausted="shrink", standbys=seed % 2, machines=4 if seed % 3 else None)
+        for seed in range(first, first + BLOCK)
+    ]
+    endings: Counter[str] = Counter()
+    switches: Counter[str] = Counter()
+    for outcome in simulate_many(setups, os.cpu_count() or 1):
+        assert not whole(outcome), whole(outcome)
+        endings[outcome.ending.partition(":")[0]] += 1
+        switches.update(outcome.switches)
+    assert endings["completed"] > 0.7 * BLOCK, endings
+    assert min(switches["shrink"], switches["grow"]) > 0.1 * BLOCK, switches
+
+
 @pytest.mark.parametrize("roles", [1, 4])
 def test_a_long_run(roles: int) -> None:
     """A job that runs for a quarter of an hour and has a fault every twenty seconds."""

@@ -27,6 +27,12 @@ def simulate(
         int | None,
         typer.Option(min=1, metavar="R", show_default=False, help="Roles of machines. Default: drawn."),
     ] = None,
+    on_exhausted: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY", show_default=False, help="hold, fail or shrink. Default: drawn, no shrink."
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, metavar="P", show_default=False, help="Processes. Default: one per processor."),
@@ -41,9 +47,19 @@ def simulate(
     from trainmover.simulator import draw, simulate_many
     from trainmover.simulator.report import line, summary, violation_lines
 
-    asked = {"machines": machines, "standbys": standbys, "hours": hours, "roles": roles}
+    if on_exhausted not in (None, "hold", "fail", "shrink"):
+        raise typer.BadParameter("it is hold, fail or shrink", param_hint="--on-exhausted")
+    asked: dict[str, object] = {"machines": machines, "standbys": standbys, "hours": hours, "roles": roles}
+    asked["on_exhausted"] = on_exhausted
     setups = [
-        draw(number, machines=machines, standbys=standbys, hours=hours, roles=roles)
+        draw(
+            number,
+            machines=machines,
+            standbys=standbys,
+            hours=hours,
+            roles=roles,
+            on_exhausted=on_exhausted,
+        )
         for number in range(seed, seed + seeds)
     ]
     began = time.monotonic()

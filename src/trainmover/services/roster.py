@@ -98,6 +98,7 @@ class Roster:
         self._numbers = count()
         self._comers: dict[str, list[MachineJoined]] = {}
         self._held: dict[str, list[int]] = {}
+        self._vacated: dict[int, int] = {}
         self._members: tuple[str, ...] | None = None
         self._idle: dict[str, MachineJoined] = {}
         self._idle_in_order: list[MachineJoined] | None = None
@@ -215,6 +216,8 @@ class Roster:
         for seat in [seat for seat in self.seats if seat >= len(event.machines)]:
             changed.update(self._seat(seat, None))
         for seat, machine in enumerate(event.machines):
+            if machine == VACANT != self.seats.get(seat):
+                self._vacated[seat] = event.epoch
             changed.update(self._seat(seat, machine))
             if machine != VACANT and self._seat_of.get(machine) != seat:
                 self._seat_of[machine] = seat
@@ -290,6 +293,10 @@ class Roster:
     def vacant(self) -> Sequence[int]:
         """Seats of this generation that nobody has any more."""
         return self._held.get(VACANT, ())
+
+    def vacated_in(self, seat: int) -> int:
+        """The epoch that vacated a vacant seat; 0 when it is not known."""
+        return self._vacated.get(seat, 0)
 
     @property
     def taken(self) -> int:

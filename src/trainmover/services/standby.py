@@ -408,7 +408,7 @@ class StandbyCore(Decider):
 
         found = self._regrowth.find(choose)
         for seat, spare in found.items():
-            incident = incident_id("grow", roster.generation, roster.epoch, seat)
+            incident = incident_id("grow", roster.generation, roster.vacated_in(seat), seat)
             role = role_of(seat)
             self._line.enter(spare, "assigned")
             self.say(

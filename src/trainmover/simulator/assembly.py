@@ -32,13 +32,13 @@ class Assembly:
 
     @property
     def size(self) -> int:
-        """Ranks that it has when it is whole."""
+        """Ranks of the layout, absent ones among them."""
         return len(self.order.machines) * self.order.ranks_per_machine
 
     @property
     def whole(self) -> bool:
         """Everybody has entered."""
-        return len(self.ranks) == self.size
+        return len(self.ranks) == sum(map(bool, self.order.machines)) * self.order.ranks_per_machine
 
     @property
     def runs(self) -> bool:

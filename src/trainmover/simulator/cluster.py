@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
@@ -81,7 +81,7 @@ class Cluster:
                 ranks_per_machine=setup.slots,
                 standbys=setup.standbys,
                 run_dir="/run",
-                on_exhausted="fail" if setup.on_exhausted == "fail" else "hold",
+                on_exhausted=cast("Any", setup.on_exhausted),
                 standby_memory="sequential" if setup.memory == "sequential" else "resident",
             )
         )
@@ -159,6 +159,9 @@ class Cluster:
         if isinstance(event, say.StandbyReplenish):
             if self._chance.random() < self.setup.supply:
                 self.later(self._chance.uniform(0.2, 3.0), self._supply)
+        elif isinstance(event, say.StandbyExhausted):
+            if self._chance.random() < self.setup.supply:
+                self.later(PATIENCE * self._chance.uniform(0.1, 1.0), self._supply)
         elif isinstance(event, say.JobHeld) and event.incident not in self._held:
             self._held.add(event.incident)
             self.later(PATIENCE * self._chance.uniform(0.5, 1.5), self._help, event.incident)

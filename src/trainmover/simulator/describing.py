@@ -51,10 +51,20 @@ class Describing:
                 signature=f"{kind}-{rank.slot}",
                 state=f"{stage}-{rank.slot}",
                 stage=(stage, setup.roles) if setup.roles > 1 else None,
-                groups=(say.GroupRow(name="default", first=0, count=assembly.size),),
+                groups=(say.GroupRow(name="default", first=0, count=assembly.size), *self._pipeline(rank)),
+                shares=setup.on_exhausted == "shrink",
             )
         )
         self.decide_recording(rank)
+
+    def _pipeline(self, rank: SimulatedRank) -> list[say.GroupRow]:
+        """What ties the stages of a replica, in jobs that can shrink and have equally many seats in each."""
+        setup = self.setup
+        if setup.on_exhausted != "shrink" or setup.roles == 1 or setup.machines % setup.roles:
+            return []
+        width = setup.machines // setup.roles * setup.slots
+        first = rank.place % width
+        return [say.GroupRow(name=f"pipeline:{first}", first=first, stride=width, count=setup.roles)]
 
     def decide_recording(self, rank: SimulatedRank) -> None:
         roles = rank.roles

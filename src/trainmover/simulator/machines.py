@@ -36,7 +36,8 @@ class SimulatedMachine:
         hanging: it vanished without a word: connections to it do not break, they hang.
         apart: no packet gets from or to other machines.
         ending: why it left, once it did.
-        on_unheard: told of its name when it was declared dead without having lost a rank: it joins again.
+        on_unheard: told of its name when it was declared dead without having lost a rank, or its replica
+            pauses: it joins again.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SimulatedMachine:
         self.ranks = RankSet()
         self.relay = Relay(name, cast("Ranks", self.ranks))
         self.lost_a_rank = False
+        self._paused = False
         self.on_unheard: Callable[[str], None] = lambda _: None
         self.pulse = Pulse(name, incarnation, self.ranks)
         self.outlet = exchange.outlet(self.process)
@@ -197,6 +199,7 @@ class SimulatedMachine:
                 if rank.mode == "sandbox" and rank.role != self.relay.role:
                     self._end_rank(rank)
         if self.name in event.leavers:
+            self._paused = event.kind == "shrink"
             self._leave("released", self._chance.uniform(0.0, 0.5))
 
     # -- its ranks -----------------------------------------------------------------------------------
@@ -360,7 +363,7 @@ class SimulatedMachine:
     def _vanish_quietly(self) -> None:
         if self.alive:
             self._vanish(hanging=False)
-            if self.ending == "fenced" and not self.lost_a_rank:
+            if (self.ending == "fenced" and not self.lost_a_rank) or self._paused:
                 self.on_unheard(self.name)
 
     # -- what it says --------------------------------------------------------------------------------

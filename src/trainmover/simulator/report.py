@@ -20,7 +20,7 @@ def command(setup: Setup, asked: dict[str, object] | None = None) -> str:
         asked: the options that it was drawn with, by name; what was not given is drawn from the seed.
     """
     options = {name: value for name, value in (asked or {}).items() if value is not None}
-    words = [f"--{name} {value}" for name, value in options.items()]
+    words = [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
     return " ".join(["trainmover simulate", f"--seed {setup.seed}", *words])
 
 

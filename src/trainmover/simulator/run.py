@@ -23,6 +23,7 @@ from trainmover.services.gaps import Spare
 from trainmover.services.phases import Phase
 from trainmover.services.planner import PlannerCore
 from trainmover.services.replay import replay
+from trainmover.services.replicas import paused
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import Switch, SwitcherCore
 from trainmover.simulator.cluster import Cluster
@@ -220,6 +221,8 @@ class _Course:
             if spare.state is not Spare.PARKED:
                 return f"{machine} is {spare.state}, not parked"
             parked += 1
+        if parked and any(parked >= len(unit) for unit in paused(standby.roster)):
+            return f"seats {standby.roster.vacant} are vacant though {parked} spares are parked"
         wanted, supply = cluster.setup.standbys, cluster.setup.supply
         hopeless = standby._replenishing.hopeless
         if parked < wanted and supply == 1.0 and not hopeless:

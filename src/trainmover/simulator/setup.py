@@ -10,7 +10,7 @@ Sizes can be asked for; whatever is not is drawn.  Each part of the simulation h
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LARGE = 256
 """Seats from which on a drawn run is kept short."""
@@ -77,6 +77,7 @@ def draw(
     standbys: int | None = None,
     hours: float | None = None,
     roles: int | None = None,
+    on_exhausted: str | None = None,
 ) -> Setup:
     """The setup of a seed; what is given is taken as it is.
 
@@ -86,6 +87,7 @@ def draw(
         standbys: spare machines.
         hours: virtual hours in which faults happen; one about every 20 s for a small job.
         roles: pipeline stages, at most as many as machines.
+        on_exhausted: what becomes of a job without a spare; never drawn is ``shrink``.
     """
     chance = random.Random(f"{seed}/setup")
     drawn_roles = chance.choice([1, 1, 1, 2, 2, 3])
@@ -101,7 +103,7 @@ def draw(
     if size >= LARGE and hours is None:
         seconds, step = 20.0, 0.5
     steps = round(seconds / step * chance.uniform(0.3, 1.0))
-    return Setup(
+    drawn = Setup(
         seed=seed,
         machines=size,
         slots=chance.choice([1, 1, 1, 2]),
@@ -119,3 +121,4 @@ def draw(
         latency=chance.choice([0.002, 0.002, 0.01, 0.1]),
         loss=chance.choice([0.0, 0.0, 0.01, 0.05]),
     )
+    return drawn if on_exhausted is None else replace(drawn, on_exhausted=on_exhausted)

@@ -132,8 +132,9 @@ class Training:
             self._enter_best(rank)
 
     def _neighbours(self, rank: SimulatedRank, order: say.SwitchPrepare) -> Iterable[str]:
-        seat, count = order.machines.index(rank.machine.name), len(order.machines)
-        near = {order.machines[(seat + step) % count] for step in (-1, 1)}
+        taken = [machine for machine in order.machines if machine]
+        seat, count = taken.index(rank.machine.name), len(taken)
+        near = {taken[(seat + step) % count] for step in (-1, 1)}
         return sorted((near | set(order.joiners)) - {rank.machine.name})
 
     def _listens(self, name: str, order: say.SwitchPrepare) -> bool:
@@ -254,7 +255,7 @@ class Training:
             rank.committed += 1
             rank.history = True
             self.steps = max(self.steps, rank.committed)
-            if place == 0:
+            if place == min(assembly.ranks):
                 self._say_progress(rank)
             if rank.launched and rank.committed == WARMUP_STEPS and not rank.described:
                 self.describing.describe(rank, assembly)

@@ -10,6 +10,8 @@ time that passes.  What never lives here: what goes wrong, and what a run must h
   or aborted and not both.
 - *What is fenced is not used*: once a service was fed that a life is over, it never plans with it,
   launches it, warms it or assigns it.
+- *A vacant seat has nobody*: seats are vacated only by a ``shrink``, filled only by joiners, and never are
+  all of them vacant; who stays keeps its seat.
 - *A standby is used once*: it has one open assignment at most, and no seat then (a service that was
   born again may repeat an assignment that has been carried out).
 - *The same words for the same cause*: an id never means two things; a life is declared dead once.
@@ -114,7 +116,7 @@ class Watch:
         self._failed: set[Life] = set()
         self._gone: set[Life] = set()
         self._lives: dict[str, str] = {}
-        self._assigned: dict[str, tuple[Life, int]] = {}
+        self._assigned: dict[str, tuple[Life, bool]] = {}
         self._served: dict[str, Life] = {}
         self._holders: dict[tuple[int, int], Life] = {}
         self._repairs: set[str] = set()
@@ -212,8 +214,23 @@ class Watch:
         if self._plans and plan.epoch < max(self._plans):
             raise Violation(f"epoch {plan.epoch} is planned after epoch {max(self._plans)}")
         self._plans[plan.epoch] = plan
-        if len(set(plan.machines)) != len(plan.machines):
+        taken = [name for name in plan.machines if name]
+        if len(set(taken)) != len(taken):
             raise Violation(f"epoch {plan.epoch} has a machine on two seats: {plan.machines}")
+        if not taken:
+            raise Violation(f"epoch {plan.epoch} has nobody on any seat")
+        if plan.base_epoch == self._committed and plan.base_epoch > 0 and plan.generation == self._generation:
+            self._check_seats(plan)
+
+    def _check_seats(self, plan: say.PlanReady) -> None:
+        """What a plan changes of the layout that it follows."""
+        for seat, (before, after) in enumerate(zip(self.layout, plan.machines, strict=True)):
+            if before == after:
+                continue
+            if not after and (plan.kind != "shrink" or before not in plan.leavers):
+                raise Violation(f"epoch {plan.epoch} ({plan.kind}) vacates seat {seat} of {before}")
+            if after and after not in plan.joiners:
+                raise Violation(f"epoch {plan.epoch} ({plan.kind}) moves {after} to seat {seat}")
 
     def _prepared(self, prepare: say.SwitchPrepare) -> None:
         before = self._prepares.setdefault(prepare.epoch, prepare)
@@ -234,7 +251,7 @@ class Watch:
         if prepare is None or prepare.machines != event.machines:
             raise Violation(f"epoch {event.epoch} is committed with another layout than it was prepared")
         self.layout = event.machines
-        self.members = {name: self._lives.get(name, "") for name in event.machines}
+        self.members = {name: self._lives.get(name, "") for name in event.machines if name}
         self._close(event.incidents)
         # A new epoch has new links: no repair of an older one is open.
         self._close(self._repairs)
@@ -242,7 +259,8 @@ class Watch:
         # Whoever was lost and has no seat any more was replaced, perhaps by a move that was on its way.
         self._close([i for i, (name, life) in self._losses.items() if self.members.get(name) != life])
         for incident, (life, _) in list(self._assigned.items()):
-            if self.members.get(life[0]) == life[1]:
+            # What was assigned to a seat that has been vacated meanwhile is void.
+            if self.members.get(life[0]) == life[1] or event.kind == "shrink":
                 del self._assigned[incident]
 
     def _ended(self, epoch: int, how: str) -> None:
@@ -274,16 +292,19 @@ class Watch:
         life = (event.joiner, event.joiner_incarnation)
         if event.generation < self._generation:
             return
+        if any(back and other in self._gone for other, back in self._assigned.values()):
+            # A replica comes back whole or not at all: with one of its joiners lost the others are free.
+            self._assigned = {i: item for i, item in self._assigned.items() if not item[1]}
         for incident, (other, _) in self._assigned.items():
             if other == life and incident != event.incident and life not in self._gone:
                 raise Violation(f"{event.joiner} is assigned to {incident} and to {event.incident}")
         again = self._served.get(event.incident) == life
         if self.members.get(event.joiner) == event.joiner_incarnation and not again:
             raise Violation(f"{event.joiner} is assigned to {event.incident}, and has a seat")
-        self._assigned[event.incident] = (life, event.generation)
+        self._assigned[event.incident] = (life, event.kind == "grow")
         self._served[event.incident] = life
         self._lives[event.joiner] = event.joiner_incarnation
-        if not again:
+        if not again and event.kind != "grow":
             self._open(event.incident)
         self.held.pop(event.incident, None)
 
@@ -316,6 +337,11 @@ class Watch:
         """A rank enters an epoch; ``before`` is the one that it was in."""
         if rank.epoch <= before:
             raise Violation(f"rank {rank} enters epoch {rank.epoch} after epoch {before}")
+        prepare = self._prepares.get(rank.epoch)
+        if prepare is not None and prepare.machines[rank.place // prepare.ranks_per_machine] != rank.life[0]:
+            raise Violation(
+                f"rank {rank} enters epoch {rank.epoch} in place {rank.place}, which is not its own"
+            )
         life = self._holders.setdefault((rank.epoch, rank.place), rank.life)
         if life != rank.life:
             raise Violation(f"{life} and {rank.life} both hold rank {rank.place} of epoch {rank.epoch}")

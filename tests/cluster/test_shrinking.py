@@ -1,0 +1,89 @@
+"""Real runs that lose a machine for good: the others compute its share, until another machine comes.
+
+Which shares each committed step used is written down by the script; each share of each step is used once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.training import Outcome, Running, train
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "shares.py"
+SHRINK = ("--on-exhausted", "shrink")
+
+
+def run(folder: Path, *faults: str, machines: int, steps: int, meanwhile=None) -> Outcome:
+    """One run without standbys; each share of each step must have been used exactly once."""
+    folder.mkdir(exist_ok=True)
+    used = folder / "used"
+    outcome = train(
+        folder,
+        *faults,
+        machines=machines,
+        standbys=0,
+        steps=steps,
+        script=(str(SCRIPT), "--used", str(used)),
+        flags=SHRINK,
+        meanwhile=meanwhile,
+    )
+    found: Counter[tuple[int, int]] = Counter()
+    for path in used.glob("*.jsonl"):
+        for row in map(json.loads, path.read_text().splitlines()):
+            found.update((row["step"], share) for share in row["shares"])
+            assert row["logged"] == outcome.losses[row["step"]]
+    assert found == Counter((step, share) for step in range(steps) for share in range(machines))
+    return outcome
+
+
+def join(running: Running, name: str) -> subprocess.Popen[bytes]:
+    """One more machine joins the run."""
+    command = [sys.executable, "-m", "trainmover.cli", "machine", "--name", name]
+    temporary = str(running.output.parent)
+    environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
+    with (running.output.parent / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=temporary)
+
+
+def test_two_machines_and_then_one_end_in_the_same_bytes(tmp_path: Path) -> None:
+    """The one that is left computes both shares, with the dropout of both: digest and losses are the same."""
+    straight = run(tmp_path / "straight", machines=2, steps=30)
+    shrunk = run(tmp_path / "shrunk", "kill:machine=1,step=12", machines=2, steps=30)
+    assert shrunk.digest == straight.digest
+    assert shrunk.losses == straight.losses
+    assert shrunk.incidents == [("shrink", "m1")]
+    assert shrunk.report["reduced_steps"] == 30 - 12
+
+
+def test_three_machines_lose_one_and_get_another(tmp_path: Path) -> None:
+    """Shrinks and grows back without a restart; sums in another order change the loss by rounding only."""
+    steps = 400
+    straight = run(tmp_path / "straight", machines=3, steps=steps)
+    helper: list[subprocess.Popen[bytes]] = []
+
+    def help_out(running: Running) -> None:
+        running.until("its replica pauses")
+        helper.append(join(running, "helper"))
+
+    grown = run(
+        tmp_path / "grown",
+        *("kill:machine=1,step=12", "slow:machine=0,step=12,factor=8"),
+        machines=3,
+        steps=steps,
+        meanwhile=help_out,
+    )
+    assert helper[0].wait(20) == 0
+    kinds = [item["kind"] for item in grown.report["incidents"]]
+    assert kinds == ["shrink", "grow"]
+    assert 0 < grown.report["reduced_steps"] < steps - 12
+    assert [item["present"] for item in grown.report["memberships"]] == [3, 2, 3]
+    assert all(abs(grown.losses[step] - loss) < 1e-5 for step, loss in straight.losses.items())
