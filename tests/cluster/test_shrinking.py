@@ -71,7 +71,7 @@ def test_three_machines_lose_one_and_get_another(tmp_path: Path) -> None:
     helper: list[subprocess.Popen[bytes]] = []
 
     def help_out(running: Running) -> None:
-        running.until("its replica pauses")
+        running.until("is committed", "(vacant)")
         helper.append(join(running, "helper"))
 
     grown = run(

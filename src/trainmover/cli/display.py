@@ -44,6 +44,7 @@ TOLD = frozenset(
         "roles.found",
         "standby.parked",
         "standby.assigned",
+        "standby.exhausted",
         "standby.replenish",
         "plan.ready",
         "switch.committed",

@@ -170,7 +170,7 @@ def incidents_table(report: Report) -> Table:
         phases = incident.phases
         table.add_row(
             incident.kind,
-            f"{incident.machine}→{incident.joiner or '?'}",
+            f"{incident.machine}→{incident.joiner or ('none' if incident.kind == 'shrink' else '?')}",
             "-" if incident.step is None else str(incident.step),
             *(seconds(phases[name]) for name in ("detect", "plan", "prepare", "copy", "switch")),
             seconds(incident.downtime_seconds),

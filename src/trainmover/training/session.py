@@ -354,7 +354,9 @@ class Session:
                 return
         mine = {item for item in order.state_links() if rank in (item.low, item.high)}
         wanted = possible(event, rank, self.communicator.links_at(place, layout.vacant)) | mine
-        peers = self._peers(event)
+        peers = {
+            r: p for r, p in self._peers(event).items() if r // event.ranks_per_machine not in layout.vacant
+        }
         for other in peers.keys() & set(layout.ranks_of(self.env.machine)):
             peers[other] = replace(peers[other], beside=True)
         plan = Plan(event.epoch, rank, peers, wanted, event.limit_seconds)
