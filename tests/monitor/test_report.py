@@ -58,6 +58,8 @@ def test_the_file_has_exactly_the_agreed_fields(story) -> None:
         "stayer_peak_memory_growth",
         "incidents",
         "recordings",
+        "memberships",
+        "reduced_steps",
     }
     assert set(found["incidents"][0]) == {
         "id",
@@ -148,3 +150,44 @@ def test_half_a_line_and_unknown_lines_are_passed_over(tmp_path: Path) -> None:
     facts = read_steps(tmp_path)
     assert facts.voids == [VoidFact("m0", 0, 3, 1, 5.0)]
     assert facts.steps == []
+
+
+def test_steps_at_reduced_strength_are_counted() -> None:
+    """From the switch that left a seat vacant to the one that filled the last, whatever came between."""
+
+    def then(step: int, kind: str, present: int) -> Membership:
+        return Membership(step, step + 1, kind, present, 4)
+
+    whole, shrunk = then(0, "start", 4), then(10, "shrink", 3)
+    assert reduced([whole], 50) == []
+    assert reduced([whole, shrunk], 50) == [(10, 50)]
+    history = [whole, shrunk, then(20, "shrink", 2), then(25, "failure", 2), then(30, "grow", 4)]
+    assert reduced(history, 50) == [(10, 30)]
+    assert reduced([*history, then(40, "shrink", 3), then(40, "grow", 4)], 50) == [(10, 30)]
+
+
+def test_a_switch_that_vacates_a_seat_is_in_the_report(story) -> None:
+    """Who trained from which step on; the incident ended without a joiner, the next one without a leaver."""
+    story.begin(machines=3, spares=0)
+    failed = say.MachineFailed(machine="m1", incarnation="a", reason="killed")
+    story.tell(4.0, failed, "inc-1")
+    story.plan(4.1, 2, "shrink", ("m0", "", "m2"), ("m1",), (), ("inc-1",))
+    story.prepare(4.2, 2, "shrink", ("m0", "", "m2"), ("m1",), (), ("inc-1",))
+    story.commit(4.5, 2, "shrink", ("m0", "", "m2"), ("m1",), (), ("inc-1",), 4)
+    story.tell(4.6, say.TrainingResumed(epoch=2, step=5))
+    story.join(5.0, "m3")
+    assigned = say.StandbyAssigned(
+        incident="inc-2", kind="grow", leaver="", joiner="m3", joiner_incarnation="a", position=1
+    )
+    story.tell(6.0, assigned, "inc-2")
+    story.plan(6.05, 3, "grow", ("m0", "m3", "m2"), (), ("m3",), ("inc-2",))
+    story.prepare(6.1, 3, "grow", ("m0", "m3", "m2"), (), ("m3",), ("inc-2",))
+    story.commit(6.4, 3, "grow", ("m0", "m3", "m2"), (), ("m3",), ("inc-2",), 9)
+    story.tell(6.5, say.TrainingResumed(epoch=3, step=10))
+    story.tell(7.0, say.JobCompleted(steps=20, digest="d", identical=True))
+    report = report_of(story)
+    told = [(item["step"], item["kind"], item["present"]) for item in report.memberships]
+    assert told == [(0, "start", 3), (4, "shrink", 2), (9, "grow", 3)]
+    assert report.reduced_steps == 5
+    found = [(item.kind, item.machine, item.joiner) for item in report.incidents]
+    assert found == [("shrink", "m1", None), ("grow", "seat 1", "m3")]

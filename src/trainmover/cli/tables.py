@@ -188,6 +188,8 @@ def report_group(report: Report) -> Group:
         f"{report.steps} steps, median step {seconds(report.median_step_seconds)}",
         f"digest {report.digest or 'none: the job did not complete'}",
     ]
+    if report.reduced_steps:
+        figures.append(f"{report.reduced_steps} steps while a replica was paused")
     if report.joiner_first_step_ratio is not None:
         figures.append(f"a joiner's first step took {number(report.joiner_first_step_ratio)} median steps")
     if growth is not None:
