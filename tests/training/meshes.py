@@ -152,6 +152,7 @@ class MeshCluster(Cluster):
     ) -> None:
         self.taken: dict[str, str] = {}
         self.roles: dict[str, MachineRole] = {}
+        self.recordings: dict[str, list[str]] = {}
         super().__init__(folder, replicas * PIPE, steps, TENSOR, faults)
 
     def on(self, machine: str) -> list[Rank]:
@@ -192,6 +193,7 @@ class MeshCluster(Cluster):
         for role in self.roles.values():
             chosen = self.seat_ranks(role.representative)
             wait_until(lambda chosen=chosen: all(rank.said(RecordingReady) for rank in chosen), "recorded")
+            self.recordings[role.name] = [rank.said(RecordingReady)[0].path for rank in chosen]
         return self.roles
 
     def role_of(self, seat: int) -> str:
@@ -209,7 +211,6 @@ class MeshCluster(Cluster):
         made: list[Rank] = []
         for name in roles:
             seat = self.roles[name].representative
-            chosen = self.seat_ranks(seat)
             warmed = [
                 Rank(
                     self,
@@ -218,7 +219,7 @@ class MeshCluster(Cluster):
                     sandbox=True,
                     slot=slot,
                     role=name,
-                    recording=chosen[slot].said(RecordingReady)[0].path,
+                    recording=self.recordings[name][slot],
                     park=park,
                 )
                 for slot in range(TENSOR)

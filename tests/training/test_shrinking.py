@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ccl.worlds import wait_until
-from tests.training.clusters import at, released
+from tests.ccl.worlds import LIMIT, wait_until
+from tests.training.clusters import Rank, at, released
 from tests.training.sharing import SharingCluster, SharingMesh, committed_shares
 from tests.training.trainees import undisturbed
-from trainmover.events.catalogue import RankDescribed, RankFinished, SwitchAdopted
+from trainmover.events.catalogue import RankDescribed, RankFinished, SwitchAdopted, SwitchPrepared
 from trainmover.training.agreement import Sum
 
 STEPS = 8
@@ -52,6 +53,26 @@ def lose(cluster: SharingCluster, machine: str, step: int, where: str = "before"
     cluster.failed(machine)
 
 
+class Held:
+    """A rank that stays in a step until it is let go, so that training does not end before."""
+
+    def __init__(self, rank: Rank, step: int) -> None:
+        self._go = threading.Event()
+        self.there = at(rank, step, "before", lambda: self._go.wait(LIMIT) and None)
+
+    def grow(self, cluster: SharingCluster, filled: dict[int, str]) -> None:
+        """Standbys take vacant seats at the end of this step."""
+        machines = cluster.prepare("grow", filled=filled)
+        joiners = [rank for name in filled.values() for rank in cluster.on(name)]
+        wait_until(lambda: all(rank.said(SwitchPrepared) for rank in joiners), "joiners are prepared")
+        self._go.set()
+        cluster.adopted(machines, "grow")
+
+    def go(self) -> None:
+        """Go on."""
+        self._go.set()
+
+
 @pytest.mark.parametrize("where", ["before", "reduced", "voted"])
 @pytest.mark.parametrize("gone", ["m0", "m1"])
 def test_two_replicas_and_one_that_is_left_end_in_the_same_bits(
@@ -76,12 +97,12 @@ def test_shrinks_and_grows_back(made: Callable[..., Any], machines: int) -> None
     Of four machines that is bitwise, as the sibling takes the share.
     """
     cluster = made(SharingCluster if machines == 4 else Loose, machines, STEPS)
+    held = Held(cluster.on("m0")[0], 5)
     cluster.switch("start")
     lose(cluster, "m1", 2, "reduced")
     cluster.shrink("m1")
-    wait_until(lambda: cluster.on("m0")[0].boundary.committed >= 4, "some steps are done at less strength")
     cluster.standby("s0")
-    cluster.grow({1: "s0"})
+    held.grow(cluster, {1: "s0"})
     assert [rank.machine for rank in cluster.finish()] == ["m0", "s0", *cluster.layout[2:]]
     (joiner,) = cluster.on("s0")
     assert joiner.ran, "the joiner has trained"
@@ -92,14 +113,17 @@ def test_shrinks_and_grows_back(made: Callable[..., Any], machines: int) -> None
 def test_what_belongs_to_a_rank_alone_is_kept_while_it_is_away(made: Callable[..., Any]) -> None:
     """Its data position is what it was when it was lost, also when who kept it first is lost as well."""
     cluster = made(Loose, 4, 12)
+    held = Held(cluster.on("m0")[0], 8)
+    guardian = cluster.on("m2")[0]
+    gone = at(guardian, 5, "before", guardian.kill)
     cluster.switch("start")
     lose(cluster, "m1", 3)
     cluster.shrink("m1")
-    lose(cluster, "m2", 5)  # the guardian of m1
+    wait_until(gone.is_set, "the guardian of m1 dies")
+    cluster.failed("m2")
     cluster.shrink("m2")
     cluster.standby("s0")
-    wait_until(lambda: cluster.on("m0")[0].boundary.committed >= 7, "some steps are done by two")
-    cluster.grow({1: "s0"})
+    held.grow(cluster, {1: "s0"})
     cluster.finish()
     (joiner,) = cluster.on("s0")
     first = joiner.ran[0][0]
@@ -108,7 +132,8 @@ def test_what_belongs_to_a_rank_alone_is_kept_while_it_is_away(made: Callable[..
 
 def test_a_joiner_that_dies_on_the_way_back_leaves_it_paused(made: Callable[..., Any]) -> None:
     """Growing back is given up, training goes on at less strength, and the next standby takes the seat."""
-    cluster = made(Loose, 3, 40)
+    cluster = made(Loose, 3, 12)
+    held = Held(cluster.on("m0")[0], 6)
     cluster.switch("start")
     lose(cluster, "m2", 2)
     cluster.shrink("m2")
@@ -118,36 +143,40 @@ def test_a_joiner_that_dies_on_the_way_back_leaves_it_paused(made: Callable[...,
     cluster.failed("s0")
     cluster.abort()
     assert machines == ["m0", "m1", "s0"]
+    again = Held(cluster.on("m1")[0], 8)
+    held.go()
     cluster.switch("repair")
-    before = cluster.on("m0")[0].boundary.committed
-    wait_until(lambda: cluster.on("m0")[0].boundary.committed > before, "training goes on")
+    wait_until(again.there.is_set, "training goes on")
     cluster.standby("s1")
-    cluster.grow({2: "s1"})
+    again.grow(cluster, {2: "s1"})
     assert len(cluster.finish()) == 3
 
 
 def test_two_replicas_pause_and_come_back_together(made: Callable[..., Any]) -> None:
     """Half of four machines are lost at once; the others do their shares; both come back at once."""
     cluster = made(SharingCluster, 4, STEPS)
+    held = Held(cluster.on("m0")[0], 5)
     cluster.switch("start")
     lose(cluster, "m1", 2)
-    lose_now = cluster.on("m3")[0]
-    lose_now.kill()
+    cluster.on("m3")[0].kill()
     cluster.failed("m3")
     cluster.shrink("m1", "m3")
     cluster.standby("s0")
     cluster.standby("s1")
-    cluster.grow({1: "s0", 3: "s1"})
+    held.grow(cluster, {1: "s0", 3: "s1"})
     assert len(cluster.finish()) == 4
 
 
 def test_a_replacement_while_shrunk(made: Callable[..., Any]) -> None:
     """Another machine is replaced while a replica is away: its guardian is the next one that is there."""
     cluster = made(SharingCluster, 4, STEPS)
+    first = cluster.on("m0")[0]
+    gone = at(first, 4, "before", first.kill)
     cluster.switch("start")
     lose(cluster, "m1", 2)
     cluster.shrink("m1")
-    lose(cluster, "m0", 4)
+    wait_until(gone.is_set, "m0 dies")
+    cluster.failed("m0")
     cluster.standby("s0")
     cluster.switch("failure", {"m0": "s0"})
     members = cluster.finish()
@@ -167,20 +196,23 @@ def test_a_mesh_loses_a_machine_and_pauses_a_whole_replica(made: Callable[..., A
     finally:
         still.end()
     cluster = made(SharingMesh, 8)
+    held = Held(cluster.on("m0")[0], 3)
     cluster.switch("start")
     cluster.find_roles()
     wait_until(lambda: all(rank.said(RankDescribed) for rank in cluster.all), "described")
     assert all(rank.said(RankDescribed)[0].shares for rank in cluster.all)
-    victim = cluster.on("m4")[0]
-    done = at(victim, 3, "before", lambda: [rank.kill() for rank in cluster.on("m4")])
-    wait_until(done.is_set, "m4 dies")
+    wait_until(held.there.is_set, "the other replica is held in a step")
+    for rank in cluster.on("m4"):
+        rank.kill()
     cluster.failed("m4")
+    again = Held(cluster.on("m1")[0], 5)
+    held.go()
     cluster.shrink("m3", "m4", "m5")
     wait_until(lambda: all(released(rank) for rank in cluster.on("m3") + cluster.on("m5")), "released")
     for number, seat in enumerate((3, 4, 5)):
         cluster.warm(f"s{number}", cluster.role_of(seat))
         cluster.assign(f"s{number}", seat)
-    cluster.grow({3: "s0", 4: "s1", 5: "s2"})
+    again.grow(cluster, {3: "s0", 4: "s1", 5: "s2"})
     ended, seen = cluster.outcome()
     assert ended == digests
     for mine, undisturbed_ones in zip(seen, losses, strict=True):
