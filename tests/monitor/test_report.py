@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from trainmover.events import catalogue as say
-from trainmover.monitor.report import build_report
+from trainmover.monitor.report import build_report, reduced
 from trainmover.monitor.steps import StepFacts, VoidFact, read_steps
+from trainmover.monitor.view import Membership
 
 
 def report_of(story):
