@@ -169,6 +169,7 @@ def test_steps_at_reduced_strength_are_counted() -> None:
 
 def test_a_switch_that_vacates_a_seat_is_in_the_report(story) -> None:
     """Who trained from which step on; the incident ended without a joiner, the next one without a leaver."""
+    story = type(story)()
     story.begin(machines=3, spares=0)
     failed = say.MachineFailed(machine="m1", incarnation="a", reason="killed")
     story.tell(4.0, failed, "inc-1")

@@ -167,6 +167,22 @@ def test_two_replicas_pause_and_come_back_together(made: Callable[..., Any]) -> 
     assert len(cluster.finish()) == 4
 
 
+def test_a_machine_of_two_ranks_takes_both_with_it(made: Callable[..., Any]) -> None:
+    """A seat is vacated as a whole; the four ranks that are left do six shares."""
+    cluster = made(Loose, 3, STEPS, ranks_per_machine=2)
+    held = Held(cluster.on("m0")[0], 3)
+    cluster.switch("start")
+    wait_until(held.there.is_set, "m0 is held in a step")
+    for rank in cluster.on("m1"):
+        rank.kill()
+    cluster.failed("m1")
+    held.go()
+    cluster.shrink("m1")
+    assert len(cluster.finish()) == 4
+    counts = committed_shares(cluster.all)
+    assert all(counts[step, share] == 1 for step in range(3, STEPS) for share in range(6)), counts
+
+
 def test_a_replacement_while_shrunk(made: Callable[..., Any]) -> None:
     """Another machine is replaced while a replica is away: its guardian is the next one that is there."""
     cluster = made(SharingCluster, 4, STEPS)
