@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,12 @@ def train(steps: int = 6, *, hide: str = "") -> None:
 
 
 def test_a_script_that_tracks_everything_passes() -> None:
-    """Void steps and a replaced process change nothing."""
+    """Void steps and a replaced process change nothing, and the test's process is left as it was."""
+    hook = sys.excepthook
     testing.check(train)
     testing.check(train, void=(0, 3, 5), replace=5)
     assert not dist.is_initialized()
+    assert sys.excepthook is hook
 
 
 @pytest.mark.parametrize("hide", ["data", "counter"])

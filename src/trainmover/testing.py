@@ -105,12 +105,13 @@ def rehearse(train: Train, *, void: Collection[int] = (), replace: int | None = 
             lives.append((Rehearsal(tracked, void, until, received), tracked))
             return lives[-1][0]
 
-        token = rehearsed.set(course)
+        token, hook = rehearsed.set(course), sys.excepthook
         try:
             with contextlib.suppress(Replaced):
                 train()
         finally:
             rehearsed.reset(token)
+            sys.excepthook = hook  # torch.distributed puts its own before it, once for each group
             if dist.is_initialized():
                 dist.destroy_process_group()
 
