@@ -18,6 +18,7 @@ import textwrap
 from collections.abc import Iterator
 from enum import Enum, StrEnum
 from functools import cache
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -339,7 +340,9 @@ def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def cell_text(text: str) -> str:
     """Text that may stand in a cell: one line, no bar, no mark-up of the terminal."""
-    return text_of(text).replace("|", "\\|").replace("\n", " ")
+    # A bar in code ends a cell for one reader of Markdown, a backslash before it shows for another.
+    coded = re.sub(r"`([^`]*\|[^`]*)`", lambda match: f"<code>{escape(match[1])}</code>", text_of(text))
+    return coded.replace("|", "&#124;").replace("\n", " ")
 
 
 def text_of(docstring: str) -> str:

@@ -15,7 +15,7 @@ def test_every_command_and_option_has_its_place() -> None:
         section = page.split(f"## {name}\n")[1].split("\n## ")[0]
         for parameter in command.params:
             if parameter.param_type_name == "option" and not parameter.hidden:
-                assert f"`{parameter.opts[0]}" in section, (name, parameter.opts)
+                assert re.search(rf"^\| (`|<code>){parameter.opts[0]}\b", section, re.MULTILINE), name
     assert "| `--standbys S` | Warm spare machines to keep. | `0` |" in page
 
 
