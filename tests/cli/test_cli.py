@@ -41,6 +41,8 @@ JOINED = say.MachineJoined(machine="m0", incarnation="a", host="h", slots=1, pid
         "demo",
         "status",
         "move",
+        "monitor",
+        "top",
         "service",
         "machine",
         "submit",

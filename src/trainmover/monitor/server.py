@@ -41,6 +41,7 @@ from trainmover.monitor.broadcast import Broadcast, Subscriber, moment
 from trainmover.monitor.chronicle import Chronicle
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+HEALTH: Final = frozenset({"/healthz", "/readyz"})
 KEEP_ALIVE_SECONDS: Final = 10.0
 FACTS_AT_MOST: Final = 1000
 
@@ -104,7 +105,7 @@ class Site:
             ],
             middleware=[
                 Middleware(_Headers),
-                Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+                Middleware(_KnownNames, allowed_hosts=list(hosts), www_redirect=False),
                 Middleware(GZipMiddleware, minimum_size=2048),
             ],
         )
@@ -175,6 +176,16 @@ class Site:
         missing = list(self._missing())
         return PlainTextResponse("ready\n" if not missing else "".join(f"{what}\n" for what in missing),
                                  503 if missing else 200)  # fmt: skip
+
+
+class _KnownNames(TrustedHostMiddleware):
+    """Answers under known names only; health to anybody, for an orchestrator asks by address."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in HEALTH:
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class _Headers:
