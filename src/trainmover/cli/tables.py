@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainmover.monitor.incidents import IncidentView
 from trainmover.monitor.report import Report
 from trainmover.monitor.view import ClusterView, MachineView
 from trainmover.services.roles import MAX_ROLES, seat_count
@@ -142,20 +143,20 @@ def progress_line(view: ClusterView) -> Text:
 
 def incident_lines(view: ClusterView, now: float | None = None) -> list[Text]:
     """One line per incident, the open ones with what is happening in them."""
-    lines = []
-    for incident in view.incidents.values():
-        who = f"{incident.kind} of {incident.machine}"
-        if incident.joiner:
-            who += f", {incident.joiner} takes over"
-        if incident.state == "open":
-            since = "" if now is None else f" ({now - incident.times['opened']:.1f} s)"
-            lines.append(Text(f"{who}: {incident.doing}{since}", "bold yellow"))
-        elif incident.state == "closed":
-            took = incident.between("opened", "resumed")
-            lines.append(Text(f"{who}: over after {seconds(took)}", "green"))
-        else:
-            lines.append(Text(f"{who}: {incident.doing}", "red"))
-    return lines
+    return [incident_line(incident, now) for incident in view.incidents.values()]
+
+
+def incident_line(incident: IncidentView, now: float | None = None) -> Text:
+    """Who goes and who comes, and how far it is."""
+    who = f"{incident.kind} of {incident.machine}"
+    if incident.joiner:
+        who += f", {incident.joiner} takes over"
+    if incident.state == "open":
+        since = "" if now is None else f" ({now - incident.times['opened']:.1f} s)"
+        return Text(f"{who}: {incident.doing}{since}", "bold yellow")
+    if incident.state == "closed":
+        return Text(f"{who}: over after {seconds(incident.between('opened', 'resumed'))}", "green")
+    return Text(f"{who}: {incident.doing}", "red")
 
 
 def incidents_table(report: Report) -> Table:

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainmover.cli.access import Access, BusOption, JobOption, find
-from trainmover.cli.tables import incident_lines, machines_table, progress_line, role_lines, seconds
+from trainmover.cli.tables import incident_line, machines_table, progress_line, role_lines, seconds
 from trainmover.errors import ConfigError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Feed
@@ -155,7 +155,7 @@ def incidents(found: Sequence[IncidentView], now: float) -> list[RenderableType]
     longest = max(1e-6, *lengths.values())
     parts: list[RenderableType] = []
     for item in reversed(shown):
-        parts += _line_of(item, now)
+        parts.append(incident_line(item, now))
         bar = Text("  ")
         for phase in phases_of(item):
             width = round(BAR * phase.seconds / longest)
@@ -185,14 +185,6 @@ def events(chronicle: Chronicle, count: int, incidents_only: bool) -> Table:
 def printable(text: str) -> str:
     """What others said, without what a terminal would obey."""
     return "".join(char if char.isprintable() else " " for char in text)
-
-
-def _line_of(item: IncidentView, now: float) -> list[Text]:
-    from trainmover.monitor.view import ClusterView
-
-    view = ClusterView()
-    view.incidents[item.id] = item
-    return incident_lines(view, now)
 
 
 def _end(item: IncidentView, now: float) -> float:

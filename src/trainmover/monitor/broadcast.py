@@ -111,8 +111,8 @@ class Broadcast:
 
     def tick(self) -> None:
         """Send what has changed since the last tick."""
-        if not self._subscribers and self._fact:
-            # Nobody looks; the next one gets a whole picture.  Still, nothing may pile up.
+        if not self._subscribers:
+            # The next who looks gets a whole picture.  Still, nothing may pile up.
             self._steps.clear()
             return
         delta = self._delta()

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,7 +119,7 @@ class Monitor:
         try:
             feeding = asyncio.create_task(self._read_run() if self.source.log is not None else self._follow())
             ticking = asyncio.create_task(self.broadcast.run())
-            server = uvicorn.Server(
+            server = _Server(
                 uvicorn.Config(
                     self.site.app(place.hosts),
                     log_config=None,
@@ -129,7 +129,7 @@ class Monitor:
                     timeout_graceful_shutdown=2,
                 )
             )
-            serving = asyncio.create_task(_serve(server, listener))
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
             started(_url(listener))
             stopping = asyncio.create_task(self.stop.wait())
             try:
@@ -229,9 +229,13 @@ async def serve(source: Source, place: Place, started: Callable[[str], None] = l
     await monitor.run(place, started)
 
 
-async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    # Signals are ours: uvicorn's own ``serve`` would take them over and raise them again at the end.
-    await server._serve(sockets=[listener])
+class _Server(uvicorn.Server):
+    """Leaves signals to us; uvicorn would take them over and raise them again at the end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
 
 
 def _listen(place: Place) -> socket.socket:
