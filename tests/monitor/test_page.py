@@ -74,8 +74,9 @@ class Served:
     def end(self) -> int:
         if self.process.poll() is None:
             self.process.terminate()
-        with self.process.stdout:
-            return self.process.wait(20)
+        code = self.process.wait(20)
+        self.process.stdout.close()
+        return code
 
 
 @pytest.fixture(scope="module")
