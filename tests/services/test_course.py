@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trainmover.errors import ConfigError
+from trainmover.errors import ConfigError, DecodeError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
-from trainmover.events.log import read_log
+from trainmover.events.log import read_log, write_log
 from trainmover.services import SERVICES, replay
 from trainmover.services.core import Core, Output, Say
 from trainmover.services.course import Log, until
 from trainmover.services.health import Health, HealthCore
-from trainmover.services.replay import courses, merged
+from trainmover.services.replay import courses, merged, replay_file
 from trainmover.services.tables import after, watched
 
 KILL = Path(__file__).resolve().parents[2] / "events" / "recordings" / "kill.tmlog"
@@ -60,6 +61,34 @@ def test_several_processes_find_what_one_finds(envelopes: list[Envelope]) -> Non
     assert alone.outputs == together.outputs
     assert [str(item) for item in alone.differences] == [str(item) for item in together.differences]
     assert [item.kind for item in alone.differences] == ["missing"]
+
+
+def test_a_file_is_replayed_in_parts_as_it_is_as_a_whole(envelopes: list[Envelope], tmp_path: Path) -> None:
+    """Each process reads what its service heard and said; together they find what one finds."""
+    path = tmp_path / "log.tmlog"
+    lie = of(envelopes, say.StandbyAssigned)
+    told = lie.event.model_copy(update={"joiner": "m9"})
+    write_log(path, [replace(lie, event=told) if e is lie else e for e in envelopes])
+    whole, parts = (replay_file(path, workers=number) for number in (1, 3))
+    assert (whole.inputs, whole.outputs) == (parts.inputs, parts.outputs)
+    assert [str(item) for item in whole.differences] == [str(item) for item in parts.differences]
+    assert whole.differences
+    early = of(envelopes, say.MachineFailed).time - 0.001
+    some = [replay_file(path, workers=n, until=early, service="switcher") for n in (1, 3)]
+    assert some[0].inputs == some[1].inputs
+    with pytest.raises(ConfigError, match="no service weather"):
+        replay_file(path, workers=3, service="weather")
+
+
+def test_damage_is_found_where_no_service_looks(envelopes: list[Envelope], tmp_path: Path) -> None:
+    """A record that no service needs is decoded all the same."""
+    path = tmp_path / "log.tmlog"
+    saved = say.CheckpointFailed(machine="m0", rank=0, step=5, reason="the disk is full, says the system")
+    stray = Envelope(id="stray", source="m0", time=1.0, job=envelopes[0].job, event=saved)
+    write_log(path, [*envelopes, stray])
+    path.write_bytes(path.read_bytes()[::-1].replace(b"nosaer\xa6", b"nisiar\xa6", 1)[::-1])
+    with pytest.raises(DecodeError, match="raisin"):
+        replay_file(path, workers=3)
 
 
 def test_a_core_that_raises_is_a_difference(envelopes: list[Envelope]) -> None:

@@ -24,13 +24,13 @@ from trainmover.cli.chain import (
     step_data,
     step_lines,
 )
-from trainmover.cli.source import SourceArgument, read_source
-from trainmover.errors import ConfigError
+from trainmover.cli.source import SourceArgument, log_file, read_source
+from trainmover.errors import ConfigError, DecodeError
 from trainmover.events.catalogue import AREAS
 from trainmover.events.envelope import Envelope, parse_time
 from trainmover.monitor.facts import line
 from trainmover.services.course import Log, Step
-from trainmover.services.replay import courses, differences, merged
+from trainmover.services.replay import Replayed, courses, differences, merged, replay_file
 from trainmover.services.replay import replay as replay_log
 
 INNER = frozenset({"journal", "timer"})
@@ -113,24 +113,34 @@ def replay(
 
     Exit codes: 0 the same decisions; 1 differences.
     """
+    moment = _moment(until)
+    file = log_file(source)
+    if file is not None and explain is None and incident is None and not step:
+        try:
+            raise typer.Exit(_tell(replay_file(file, service=service or None, until=moment), as_json=as_json))
+        except DecodeError as error:
+            raise ConfigError(str(error)) from None
     envelopes = _envelopes(source, bus, job)
     if explain is not None:
         _explain(envelopes, explain, as_json=as_json)
         return
     wanted = _incident(envelopes, incident)
-    moment = _moment(until)
     if step:
         log = Log(envelopes)
         steps = merged(courses(log, service=service or None, until=moment, watch=True))
         raise typer.Exit(_step(_of(steps, wanted), as_json=as_json))
     result = replay_log(envelopes, service=service or None, until=moment, incident=wanted)
+    raise typer.Exit(_tell(result, as_json=as_json))
+
+
+def _tell(result: Replayed, *, as_json: bool) -> int:
     if as_json:
         counted = {n: {"inputs": result.inputs[n], "outputs": result.outputs[n]} for n in result.inputs}
         told = [difference_data(item) for item in result.differences]
         print(json.dumps({"same": result.same, "services": counted, "differences": told}))
     else:
         print(result)
-    raise typer.Exit(0 if result.same else 1)
+    return 0 if result.same else 1
 
 
 def _envelopes(source: str | None, bus: str | None, job: str | None) -> list[Envelope]:

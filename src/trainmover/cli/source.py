@@ -41,6 +41,15 @@ def read_source(source: str | None, bus: str | None, job: str | None) -> list[Re
     return _files(Path(source), job)
 
 
+def log_file(source: str | None) -> Path | None:
+    """The log file that a source means; None when it is none, or has to be read out of a server first."""
+    if source is None or "://" in source:
+        return None
+    path = Path(source)
+    file = RunDir(path).events if path.is_dir() else path
+    return file if file.is_file() else None
+
+
 def _files(path: Path, job: str | None) -> list[Record]:
     from trainmover.events.log import read_log, read_store
 

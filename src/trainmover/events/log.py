@@ -21,7 +21,7 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -83,15 +83,19 @@ def write_log(path: Path, events: Iterable[Record | Envelope]) -> int:
     return len(records)
 
 
-def read_log(path: Path) -> list[Record]:
+def read_log(path: Path, only: Callable[[Mapping[str, str]], bool] | None = None) -> list[Record]:
     """The records of a log file.
+
+    Args:
+        path: the file.
+        only: decode and return just the records whose headers it approves of.
 
     Raises:
         DecodeError: it is not a whole log of a version that this program reads; says where.
         OSError: it cannot be opened.
     """
     with path.open("rb") as file, _uncollected():
-        return list(_records(file, path))
+        return list(_records(file, path, only))
 
 
 async def read_stream(bus: NatsBus, limit: float = 30.0) -> list[Record]:
@@ -170,7 +174,9 @@ def _numbered(events: Iterable[Record | Envelope]) -> Iterator[Record]:
         yield record
 
 
-def _records(file: BinaryIO, path: Path) -> Iterator[Record]:
+def _records(
+    file: BinaryIO, path: Path, only: Callable[[Mapping[str, str]], bool] | None
+) -> Iterator[Record]:
     if file.read(len(MAGIC)) != MAGIC:
         raise DecodeError(f"{path} is not an event log of TrainMover: it does not begin with {MAGIC!r}")
     objects = _objects(file, path)
@@ -183,7 +189,6 @@ def _records(file: BinaryIO, path: Path) -> Iterator[Record]:
     count = 0
     last = 0
     for position, value in objects:
-        what = f"{path}, record {count + 1}"
         match value:
             case ("end", int() as announced):
                 if announced != count or head.get("records") != count:
@@ -193,15 +198,17 @@ def _records(file: BinaryIO, path: Path) -> Iterator[Record]:
                 return
             case (int() as sequence, dict() as headers, bytes() as body) if _is_text(headers):
                 if sequence <= last:
-                    raise DecodeError(f"{what}: sequence {sequence} does not follow {last}")
-                try:
-                    yield Record(sequence, decode_message(headers, body))
-                except DecodeError as error:
-                    raise DecodeError(f"{what}: {error}") from None
+                    where = f"{path}, record {count + 1}"
+                    raise DecodeError(f"{where}: sequence {sequence} does not follow {last}")
+                if only is None or only(headers):
+                    try:
+                        yield Record(sequence, decode_message(headers, body))
+                    except DecodeError as error:
+                        raise DecodeError(f"{path}, record {count + 1}: {error}") from None
                 last = sequence
                 count += 1
             case _:
-                raise DecodeError(f"{what} is not [sequence, headers, body]")
+                raise DecodeError(f"{path}, record {count + 1} is not [sequence, headers, body]")
     raise DecodeError(f"{path} is cut: it ends after {count} records without its end mark")
 
 

@@ -1,7 +1,8 @@
 """Replay: a recorded log through fresh cores, and every difference.
 
-What lives here: comparing.  What never lives here: feeding (``course``), reading files (``events.log``),
-time (timers and probes are events in the log, so a replay needs no clock).
+What lives here: comparing, for a log in memory and for a file.  What never lives here: feeding
+(``course``), the format of files (``events.log``), time (timers and probes are events in the log, so a
+replay needs no clock).
 
 For each service its journal says which input came when; a fresh core gets the same, and what it
 says is compared with what the log holds under the same ids: said then and not now, said now and
@@ -19,16 +20,22 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 from trainmover.errors import ConfigError
-from trainmover.events.envelope import Envelope, format_time
+from trainmover.events.catalogue import EVENTS
+from trainmover.events.envelope import Envelope, ce_type, format_time
+from trainmover.events.log import read_log
 from trainmover.services.core import Core
 from trainmover.services.course import Course, Log, Step
 from trainmover.services.course import until as ends
 
 LARGE = 50_000
 """Events from which on a replay uses several processes."""
+
+LARGE_FILE = 16 << 20
+"""Bytes from which on a file is read by several processes."""
 
 Kind = Literal["missing", "new", "changed", "raised", "lost input"]
 
@@ -141,6 +148,73 @@ def replay(
     return result
 
 
+def replay_file(
+    path: Path,
+    *,
+    service: str | Sequence[str] | None = None,
+    until: float | str | None = None,
+    workers: int | None = None,
+) -> Replayed:
+    """:func:`replay` for a log file, which need not fit into memory as a whole.
+
+    A large file is read by one process per service, and each decodes what its service has heard and said and
+    nothing else; what is left over is decoded beside that, so that damage is found wherever it is.
+
+    Args:
+        path: the file.
+        service: see :func:`replay`.
+        until: see :func:`replay`; with an id the log is read as a whole.
+        workers: processes; None: as many as there are processors, for a file of :data:`LARGE_FILE` or more.
+
+    Raises:
+        DecodeError: it is not a whole log; says where.
+        ConfigError: see :func:`replay`.
+    """
+    if workers is None:
+        workers = os.cpu_count() or 1 if path.stat().st_size >= LARGE_FILE else 1
+    if workers <= 1 or isinstance(until, str):
+        return replay(
+            (record.envelope for record in read_log(path)), service=service, until=until, workers=workers
+        )
+    names = _wanted(service, _all_cores())
+    parts = [(path, name, until) for name in (*sorted(names, key=_BUSIEST.index), "")]
+    result = Replayed()
+    with multiprocessing.get_context("fork").Pool(min(workers, len(parts))) as pool:
+        ran = {part[0]: part for part in pool.starmap(_replay_part, parts, chunksize=1) if part is not None}
+    for name in (name for name in names if name in ran):
+        _, result.inputs[name], result.outputs[name], found = ran[name]
+        result.differences += found
+    return result
+
+
+_BUSIEST: Final = ("switcher", "planner", "standby", "health")
+"""Services by how long their part of a replay takes: the longest begins first."""
+
+
+def _replay_part(path: Path, name: str, until: float | None) -> Ran | None:
+    """One service's replay of a file; without a name what no service needs is decoded and dropped."""
+    cores = _all_cores()
+    needs = {other: _needs(other, make()) for other, make in cores.items()}
+    if not name:
+        read_log(path, lambda headers: not any(need(headers) for need in needs.values()))
+        return None
+    log = Log(record.envelope for record in read_log(path, needs[name]))
+    if name not in log.journals:
+        return None
+    gc.freeze()
+    return _run(Course(name, cores[name](), log, ends(log, until)))
+
+
+def _needs(name: str, core: Core) -> Callable[[Mapping[str, str]], bool]:
+    """Whether a message is an input of a service, or what it has said itself (its journal, too)."""
+    heard = {ce_type(EVENTS[kind]) for kind in core.hears}
+
+    def needs(headers: Mapping[str, str]) -> bool:
+        return headers.get("ce-type") in heard or headers.get("ce-source") == name
+
+    return needs
+
+
 Ran = tuple[str, int, int, list[Difference]]
 """Name of a service, its inputs and outputs, and what differs."""
 
@@ -191,16 +265,24 @@ def courses(
     Raises:
         ConfigError: see :func:`replay`.
     """
-    if cores is None:
-        from trainmover.services import SERVICES
+    makers = cores if cores is not None else _all_cores()
+    wanted = _wanted(service, makers)
+    end = ends(log, until)
+    return [Course(name, makers[name](), log, end, watch=watch) for name in wanted if name in log.journals]
 
-        cores = {name: entry.core for name, entry in SERVICES.items()}
+
+def _all_cores() -> CoreFactories:
+    from trainmover.services import SERVICES
+
+    return {name: entry.core for name, entry in SERVICES.items()}
+
+
+def _wanted(service: str | Sequence[str] | None, cores: CoreFactories) -> list[str]:
     wanted = [service] if isinstance(service, str) else list(service or cores)
     unknown = [name for name in wanted if name not in cores]
     if unknown:
         raise ConfigError(f"no service {', '.join(unknown)}; there are {', '.join(cores)}")
-    end = ends(log, until)
-    return [Course(name, cores[name](), log, end, watch=watch) for name in wanted if name in log.journals]
+    return wanted
 
 
 def merged(some: Iterable[Course]) -> Iterator[Step]:
