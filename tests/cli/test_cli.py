@@ -174,7 +174,8 @@ def test_the_report_table_fits_a_terminal() -> None:
     phases = {"detect": 1.234, "plan": 0.012, "prepare": 0.2, "copy": 0.05, "switch": 0.01}
     incident = IncidentReport("inc-1", "failure", "m1", "m3", 120, 2.345, 3.21, 0, 1, phases)
     report = Report(
-        0, 200, "d" * 64, [1.0], 0.5, 1.1, 0.001, [incident], {"first": 3000, "last": 5}, ["something is odd"]
+        *(0, 200, "d" * 64, [1.0], 0.5, 1.1, 0.001, [incident], {"first": 3000, "last": 5}),
+        problems=["something is odd"],
     )
     out = io.StringIO()
     Console(file=out, width=80).print(tables.report_group(report))
