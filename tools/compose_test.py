@@ -317,7 +317,7 @@ def main() -> None:
         until(
             cluster,
             "it trains, and the standby m4 is parked",
-            lambda s: s["step"] > 10 and s["roles"] and any(m["parked"] for m in s["machines"]),
+            lambda s: (s["step"] or 0) > 10 and s["roles"] and any(m["parked"] for m in s["machines"]),
             180,
         )
         spare = next(m["name"] for m in status(cluster)["machines"] if m["position"] is None)
@@ -346,7 +346,7 @@ def main() -> None:
         if report["digest"] != calm:
             raise Failed(f"the digests differ: {calm} undisturbed, {report['digest']} disturbed")
         down(cluster)
-    except Failed:
+    except BaseException:
         logs = cluster("logs", "--no-color", "--tail=40", check=False)
         print(logs[-20000:])
         raise

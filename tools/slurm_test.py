@@ -160,7 +160,7 @@ def status(run: Path) -> dict:
 def steps_and_spare(run: Path) -> bool:
     """Training goes on, and a standby is parked."""
     seen = status(run)
-    return bool(seen) and seen["step"] > 5 and any(machine["parked"] for machine in seen["machines"])
+    return bool(seen) and (seen["step"] or 0) > 5 and any(machine["parked"] for machine in seen["machines"])
 
 
 def report(folder: Path, slurm: Slurm, *, kill: bool) -> dict:

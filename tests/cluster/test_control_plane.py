@@ -6,6 +6,7 @@ that every run takes seconds.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -66,7 +67,23 @@ class Run:
         assert self.process is not None
         code = self.process.wait(limit)
         self.output = (self.folder.parent / "output").read_text()
+        self.check_secrets()
         return code
+
+    def check_secrets(self) -> None:
+        """Neither the job's secret nor the bus's token is in the output, a log, the events or a report."""
+        kept = self.folder / "secret"
+        if not kept.exists():
+            return
+        secret = kept.read_text().strip()
+        token = hashlib.sha256(f"bus {secret}".encode()).hexdigest()[:32]
+        files = [path for path in self.folder.rglob("*") if path.is_file() and path != kept]
+        # The server's own configuration holds the token, readable by its owner only.
+        for path in (*files, self.folder.parent / "output"):
+            if path.name != "nats-server.conf":
+                content = path.read_bytes()
+                assert secret.encode() not in content, path
+                assert token.encode() not in content, path
 
     def whole(self, *faults: str, **options) -> dict:
         """A run from start to end, which must complete; its report."""
