@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from trainmover.access.roles import ROLES
 from trainmover.events.log import read_log
 from trainmover.machine import registry
 
@@ -80,7 +81,7 @@ class Run:
         files = [path for path in self.folder.rglob("*") if path.is_file() and path != kept]
         # The server's own configuration holds the token, readable by its owner only.
         for path in (*files, self.folder.parent / "output"):
-            if path.name != "nats-server.conf":
+            if path.name != "nats-server.conf" and "tls" not in path.parts:
                 content = path.read_bytes()
                 assert secret.encode() not in content, path
                 assert token.encode() not in content, path
@@ -349,3 +350,15 @@ def test_the_registry_is_private(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert registry.runs() == []
     assert oct(registry.folder().stat().st_mode & 0o777) == "0o700"
     run.nothing_left()
+
+
+@pytest.mark.slow
+def test_a_run_with_tls_gives_every_program_an_account(run: Run) -> None:
+    """Bus and accounts of a whole run with a killed machine: nothing that anybody had to say was refused."""
+    report = run.whole("kill:machine=m1,step=20", options=("--tls",))
+    assert [incident["kind"] for incident in report["incidents"]] == ["failure"]
+    told = run.told() + (run.folder / "bus" / "nats-server.log").read_text()
+    assert "permissions violation" not in told.lower()
+    settings = (run.folder / "bus" / "nats-server.conf").read_text()
+    assert "tls {" in settings
+    assert all(f'user: "{role}"' in settings for role in ROLES)

@@ -107,7 +107,7 @@ def write_credentials(
     written: list[Path] = []
 
     def write(role: str, file: str, content: bytes | str) -> None:
-        written.append(_write(folder / role / file, content))
+        written.append(write_file(folder / role / file, content))
 
     for role, password in passwords.items():
         scheme, query = ("tls", "?ca=ca.pem") if certificates is not None else ("nats", "")
@@ -169,7 +169,12 @@ def _optional(path: Path) -> str:
     return path.read_text("utf-8").strip() if path.is_file() else ""
 
 
-def _write(path: Path, content: bytes | str) -> Path:
+def write_file(path: Path, content: bytes | str) -> Path:
+    """Write a file that only its owner can read, in a folder that only its owner can enter.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from trainmover.access.credentials import read_credentials
 from trainmover.errors import ConfigError
 from trainmover.machine import registry
 
@@ -70,6 +69,8 @@ def find(bus: str | None, job: str | None, *, secret: bool = False) -> Access:
     known = os.environ.get("TRAINMOVER_SECRET", "")
     link_tls = os.environ.get("TRAINMOVER_LINK_TLS", "")
     if bus is not None and "://" not in bus and os.path.isdir(bus):
+        from trainmover.access.credentials import read_credentials
+
         given = read_credentials(Path(bus))
         bus, job = given.bus, job or given.job or None
         known, link_tls = known or given.secret, link_tls or given.link_tls

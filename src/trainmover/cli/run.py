@@ -142,6 +142,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --checkpoints.")
     ] = False,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt bus and links, with an account for every program.")
+    ] = False,
 ) -> None:
     """Run a training script on machines of this computer, with standbys that take over.
 
@@ -168,6 +171,7 @@ def run(
         checkpoints=place_of(checkpoints),
         checkpoint_keep=keep,
         resume=resume,
+        tls=tls,
     )
     raise typer.Exit(_drive(config, run_dir, report, picture=False))
 

@@ -31,6 +31,7 @@ class RunConfig:
     checkpoints: str = ""
     checkpoint_keep: int = 2
     resume: bool = False
+    tls: bool = False
 
     def check(self) -> None:
         """Refuse what cannot work before anything is started.

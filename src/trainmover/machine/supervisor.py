@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import secrets
@@ -33,6 +32,7 @@ from typing import Final
 import psutil
 
 from trainmover import logs
+from trainmover.access.embedded import EmbeddedAccess
 from trainmover.errors import BusError, TrainMoverError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Bus
@@ -104,6 +104,7 @@ class LocalRun:
         self._observe = observe
         self._notice = notice
         self._secret = secrets.token_hex(32)
+        self._access: EmbeddedAccess | None = None
         self.server: NatsServer | None = None
         self._bus: NatsBus | None = None
         self._url = config.bus or ""
@@ -148,11 +149,14 @@ class LocalRun:
 
     async def _start(self) -> None:
         if self.config.bus is None:
-            # Clients show a token, so that other users of this computer cannot speak in the job.
-            token = hashlib.sha256(f"bus {self._secret}".encode()).hexdigest()[:32]
-            self.server = NatsServer(self.run_dir.bus, token=token, host=self._hosts.bus_address)
+            self._access = (
+                EmbeddedAccess.encrypted(self.run_dir.path / "tls", self._hosts.bus_address)
+                if self.config.tls
+                else EmbeddedAccess.plain(self._secret)
+            )
+            self.server = self._access.server(self.run_dir.bus, self.job, self._hosts.bus_address)
             self.server.start()
-            self._url = self.server.url.replace("://", f"://{token}@")
+            self._url = self._access.address(self.server.url)
             self._keep(self._keep_server(self.server))
             self._keep(self._keep_log(self.server))
         # Before anything else is started: an address that is wrong is told at once.
@@ -208,15 +212,21 @@ class LocalRun:
     def _start_program(
         self, name: str, *arguments: str, place: Place, priority: Priority = "normal"
     ) -> Child:
+        role = "machine" if arguments[0] == "machine" else arguments[1]
         environment = dict(os.environ) | {
             # Not on the command line: everybody on this computer can read that.
             "TRAINMOVER_BUS": self._url,
             "TRAINMOVER_JOB": self.job,
-            "TRAINMOVER_SECRET": self._secret,
             **place.environment,
         }
+        if role == "machine":
+            environment["TRAINMOVER_SECRET"] = self._secret
+        if self._access is not None and self.server is not None:
+            environment["TRAINMOVER_BUS"] = self._access.address(self.server.url, role)
         # Into a file of the run folder, where nobody is disturbed.
         environment.setdefault(logs.LEVEL_VARIABLE, "info")
+        if self._access is not None and self._access.tls is not None:
+            environment["TRAINMOVER_LINK_TLS"] = str(self._access.tls)
         if priority != "normal":
             environment["TRAINMOVER_STAND_BACK"] = "1"
         command = [*place.prefix, sys.executable, "-m", "trainmover.cli", *arguments]
