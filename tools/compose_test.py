@@ -243,7 +243,7 @@ def until(cluster: Cluster, what: str, condition: Callable[[dict], object], limi
             return seen
         if seen.get("phase") in ("completed", "failed"):
             raise Failed(f"the job has {seen['phase']} before: {what}\n{seen.get('reason')}")
-        time.sleep(1.0)
+        time.sleep(2.0)
     raise Failed(f"not within {limit:g} s: {what}\n{json.dumps(seen, indent=1)[:6000]}")
 
 
@@ -295,7 +295,7 @@ def down(cluster: Cluster, killed: str = "") -> None:
 def main() -> None:
     """The test."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=180)
     parser.add_argument("--no-build", action="store_true", help="with the images that are there")
     parser.add_argument(
         "--no-calm", metavar="DIGEST", help="compare with this digest instead of a run of our own"

@@ -129,17 +129,28 @@ async def _wait(url: str, job: str, run_dir: Path | None) -> int:
             match envelope.event:
                 case say.JobCompleted(steps=steps, digest=digest):
                     print(f"job {job} completed {steps} steps, digest {digest}")
-                    _keep(await read_stream(bus), run_dir)
+                    _keep(await _log_with(bus, envelope.id), run_dir)
                     return 0
                 case say.JobFailed(reason=reason):
                     print(f"trainmover: job {job} failed: {reason}", file=sys.stderr)
-                    _keep(await read_stream(bus), run_dir)
+                    _keep(await _log_with(bus, envelope.id), run_dir)
                     return 1
                 case _:
                     pass
         raise BusError("the feed of the bus ended")
     finally:
         await bus.close()
+
+
+async def _log_with(bus: NatsBus, identity: str) -> list[Record]:
+    """The log, once it has this event: one is heard before it is kept."""
+    deadline = asyncio.get_running_loop().time() + FLUSH_SECONDS
+    while True:
+        records = await read_stream(bus)
+        there = any(record.envelope.id == identity for record in records)
+        if there or asyncio.get_running_loop().time() > deadline:
+            return records
+        await asyncio.sleep(0.1)
 
 
 def _keep(records: list[Record], run_dir: Path | None) -> None:
