@@ -1,4 +1,4 @@
-"""Try deploy/slurm/trainmover.sbatch on a real Slurm: three machines and a standby, one of them killed.
+"""Try deploy/slurm/trainmover.sbatch on a real Slurm: two machines and a standby, one of them killed.
 
 ``make slurm-test`` runs it, as root, with Debian's slurmctld, slurmd and munge on this one host.  Slurm
 and its keys live in a temporary folder and end with the test; nothing of the system's own is touched.
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TASKS = 4
-STEPS = 150
+TASKS = 3
+STEPS = 100
 TRAIN = ("examples/train_gpt.py", "--steps", str(STEPS), "--layers", "2", "--width", "128")
 
 CONFIG = """\
@@ -178,7 +178,7 @@ def report(folder: Path, slurm: Slurm, *, kill: bool) -> dict:
         BUS_PORT=str(free_port()),
     )
     if kill:
-        until("it trains, and a standby is parked", lambda: steps_and_spare(run), 120)
+        until("it trains, and a standby is parked", lambda: steps_and_spare(run), 180)
         victim = next(machine for machine in status(run)["machines"] if machine["position"] == 1)
         name = victim["name"]
         found = subprocess.run(
