@@ -293,6 +293,7 @@ class Connection:
 
         options: dict[str, Any] = {} if self._token is None else {"token": self._token}
         if self._address.tls is not None:
+            logging.getLogger("asyncio").addFilter(_is_no_advice)
             # Before anything else is said: a server that offers plain text is not talked to.
             options |= {"tls": self._address.tls, "tls_handshake_first": True}
         await client.connect(
@@ -413,6 +414,11 @@ async def _discard(client: Client) -> None:
     writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
     if writer is not None:
         writer.transport.abort()
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """False for what asyncio says at the end of every TLS connection of the client library."""
+    return not str(record.msg).startswith("returning true from eof_received()")
 
 
 def _text(error: BaseException) -> str:
