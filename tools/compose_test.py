@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,7 @@ SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
 EXTRAS = ("monitor", "otel", "local", "tls", "train")
 NETWORK = "trainmover_cluster"
+MONITOR = "http://127.0.0.1:8478"
 QUICK = "train_gpt.py --steps {steps} --layers 2 --width 128"
 
 
@@ -253,6 +255,23 @@ def machine(seen: dict, name: str) -> dict:
     return lives[-1] if lives else {"position": None, "parked": [], "state": "unknown"}
 
 
+def look_at_the_monitor() -> None:
+    """Its page and its figures, from outside, as a person and Prometheus ask for them.
+
+    Raises:
+        Failed: it does not answer with what they need.
+    """
+    for path, needed in (("/readyz", ""), ("/", "<html"), ("/metrics", "trainmover_")):
+        try:
+            with urllib.request.urlopen(f"{MONITOR}{path}", timeout=20) as answer:  # noqa: S310
+                content = answer.read().decode()
+        except OSError as error:
+            raise Failed(f"{MONITOR}{path}: {error}") from None
+        if needed not in content:
+            raise Failed(f"{MONITOR}{path} has no {needed}:\n{content[:500]}")
+    say(f"the monitor answers at {MONITOR}")
+
+
 def outcome(cluster: Cluster, limit: float) -> dict:
     """Wait until the job has ended; its report."""
     container = cluster("ps", "--quiet", "report").strip()
@@ -320,6 +339,7 @@ def main() -> None:
             lambda s: (s["step"] or 0) > 10 and s["roles"] and any(m["parked"] for m in s["machines"]),
             180,
         )
+        look_at_the_monitor()
         spare = next(m["name"] for m in status(cluster)["machines"] if m["position"] is None)
         cut, killed = [name for name in ("m1", "m2", "m3") if name != spare][:2]
         run(cluster.docker, "network", "disconnect", NETWORK, f"trainmover-{cut}")
