@@ -32,7 +32,7 @@ LOCAL_IMAGE = "trainmover-base:local"
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
 EXTRAS = ("monitor", "otel", "local", "tls", "train")
-NETWORK = "trainmover_cluster"
+NETWORK = "trainmover"
 MONITOR = "http://127.0.0.1:8478"
 QUICK = "train_gpt.py --steps {steps} --layers 2 --width 128"
 
