@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import os
 import queue
 import socket
@@ -21,6 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from examples import subscribe
+from trainmover.access.credentials import read_credentials
 from trainmover.access.permissions import accounts
 from trainmover.access.roles import ROLES, Role
 from trainmover.cli.app import app
@@ -148,12 +150,37 @@ class Bus:
         return f"nats://{user}:{PASSWORDS[user]}@127.0.0.1:{self.port}"
 
 
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(config: Path, port: int) -> Iterator[None]:
+    """A NATS server with this configuration, up until the block ends."""
+    nowhere = subprocess.DEVNULL
+    child = subprocess.Popen([find_server(), "-c", str(config)], stdout=nowhere, stderr=nowhere)
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "the server does not come up"
+                time.sleep(0.05)
+        yield
+    finally:
+        child.terminate()
+        child.wait(10)
+
+
 @pytest.fixture
 def bus(tmp_path: Path) -> Iterator[Bus]:
     """The server, up until the test is over."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     config = tmp_path / "nats.conf"
     users = accounts(PASSWORDS, roles=(ROLES["reader"], EVERYBODY))
     config.write_text(SERVER % (port, tmp_path / "store", users))
@@ -175,20 +202,20 @@ def bus(tmp_path: Path) -> Iterator[Bus]:
         child.wait(10)
 
 
-def monitor(bus: Bus, *arguments: str) -> subprocess.Popen[str]:
-    """The example as a program of its own, with the account that only reads."""
+def monitor(address: str, *arguments: str, cwd: Path = Path("/")) -> subprocess.Popen[str]:
+    """The example as a program of its own."""
     command = [
         sys.executable,
         "-c",
         GUARD,
         str(Path(subscribe.__file__)),
         "--bus",
-        bus.url("reader"),
+        address,
         *arguments,
     ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd="/"
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd
     )
 
 
@@ -206,7 +233,7 @@ def test_tells_a_recorded_job_with_an_account_that_only_reads(bus: Bus) -> None:
     records = read_log(KILL)
     job = records[0].envelope.job
     asyncio.run(say_all(bus, records))
-    watching = monitor(bus, "--job", job, "--history", "--no-follow")
+    watching = monitor(bus.url("reader"), "--job", job, "--history", "--no-follow")
     told, wrong = watching.communicate(timeout=60)
     assert watching.returncode == 0, wrong
     kinds = [line.split()[2] for line in told.splitlines()]
@@ -230,7 +257,7 @@ def test_goes_on_live_after_the_past_and_tells_each_event_once(bus: Bus) -> None
     records = read_log(KILL)
     half = next(n for n, record in enumerate(records) if record.envelope.type == "machine.failed")
     asyncio.run(say_all(bus, records[:half]))
-    watching = monitor(bus, "--job", records[0].envelope.job, "--history")
+    watching = monitor(bus.url("reader"), "--job", records[0].envelope.job, "--history")
     assert watching.stdout is not None
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     reader = threading.Thread(target=lambda: [lines.put(line) for line in watching.stdout or ()])
@@ -292,3 +319,30 @@ def test_the_reading_account_is_enough_for_our_own_commands(bus: Bus, tmp_path: 
     assert replayed.exit_code == 0, replayed.output
     tail = run.invoke(app, ["events", "tail", "--bus", bus.url("reader"), "--job", job])
     assert "completed: 40 steps" in tail.output
+
+
+def test_follows_the_address_that_credentials_writes(tmp_path: Path) -> None:
+    """Over TLS with the reader's folder: its address names the certificate to trust."""
+    records = read_log(KILL)
+    job = records[0].envelope.job
+    port = free_port()
+    made = tmp_path / "made"
+    command = ["credentials", str(made), "--port", str(port), "--store", str(tmp_path / "store"), "--tls"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    config = made / "bus" / "nats.conf"
+    config.write_text(config.read_text().replace("127.0.0.1:8222", f"127.0.0.1:{free_port()}"))
+    with serving(config, port):
+
+        async def submit() -> None:
+            bus = await NatsBus.connect(read_credentials(made / "operator").bus, job, "test")
+            await bus.publish(records[0].envelope)
+            await bus.flush(20.0)
+            await bus.close()
+
+        asyncio.run(submit())
+        address = (made / "reader" / "bus").read_text().strip()
+        assert address.startswith("tls://reader:")
+        watching = monitor(address, "--job", job, "--history", "--no-follow", cwd=made / "reader")
+        told, wrong = watching.communicate(timeout=60)
+    assert watching.returncode == 0, wrong
+    assert [line.split()[2] for line in told.splitlines()] == ["job.submitted"]
