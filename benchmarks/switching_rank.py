@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from trainmover.ccl.reduce import combine_of
 from trainmover.ccl.table import LinkTable, Peer, Plan, new_life
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
+from trainmover.topology.layout import Layout
 from trainmover.topology.links import BOUNDARY, WORLD
 from trainmover.training.boundary import KEY, Boundary
 from trainmover.training.points import Points
@@ -52,6 +54,8 @@ class Standing:
         self.communicator = communicator
         self.engine = communicator.engine
         self.points = Points((), 0)
+        machines = tuple(f"m{rank}" for rank in range(communicator.world_size))
+        self.order = SimpleNamespace(layout=Layout(1, machines, 1))
 
     @property
     def rank(self) -> int:
@@ -62,6 +66,10 @@ class Standing:
 
     def prepared_epoch(self) -> int:
         return 0
+
+    def unreplicated(self, rank: int) -> bool:
+        """Every rank has the same state."""
+        return False
 
 
 class RankProcess:

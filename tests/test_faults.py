@@ -54,7 +54,7 @@ def test_a_spec_is_read_and_printed(text: str, spec: FaultSpec) -> None:
         ("slow:machine=1,step=2,factor=nan", "factor 'nan' is not a number above 1"),
         ("slow:machine=1,step=2,factor=1", "factor '1' is not a number above 1"),
         ("kill:machine=m 1,step=2", "'m 1' is not a machine"),
-        ("kill:machine=1,step=2,at=lunch", "'lunch' is not a point; the points are step, fetch, forward,"),
+        ("kill:machine=1,step=2,at=lunch", "'lunch' is not a point; the points are step, mirror, fetch,"),
         ("kill:machine=1,step=2,at=vote,nth=2", "nth goes with at=collective or at=voting or at=copy"),
         ("kill:machine=1,step=2,nth=1", "nth goes with at=collective or at=voting or at=copy"),
         ("kill:machine=1,step=2,at=collective,nth=0", "nth '0' is not a count; it is 1 or more"),

@@ -29,6 +29,7 @@ FaultKind = Literal["kill", "move", "stop", "slow", "pause"]
 
 STEP_POINTS: dict[str, str] = {
     "step": "Before the step's body begins.",
+    "mirror": "While its state is on its way to its guardian, where it is mirrored (no other rank has it).",
     "fetch": "In the data fetch: a batch is taken from the tracked data and not used yet.",
     "forward": "Before the first forward pass of a tracked module.",
     "collective": "In a collective call, after it was begun; nth=2: in the second one of the step.",

@@ -87,8 +87,8 @@ BREAKING = [
     planted("removed field", "switch.committed, field step: removed field")(
         lambda c: fields(c, "switch.committed").pop("step")
     ),
-    planted("removed field of a part", "roles.found, field roles[].seats[].stride: removed field")(
-        lambda c: c["events"]["roles.found"]["schema"]["$defs"]["SeatRow"]["properties"].pop("stride")
+    planted("removed field of a part", "roles.found, field roles[].name: removed field")(
+        lambda c: c["events"]["roles.found"]["schema"]["$defs"]["MachineRole"]["properties"].pop("name")
     ),
     planted("changed type", "training.resumed, field step: changed type (integer, now string)")(
         lambda c: fields(c, "training.resumed").update(step={"type": "string"})

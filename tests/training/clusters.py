@@ -53,7 +53,7 @@ class Killed(BaseException):
     """Ends the main thread of a rank that was killed there."""
 
 
-IN_WALKS = ("voting", "prepared", "meeting", "copy")
+IN_WALKS = ("mirror", "voting", "prepared", "meeting", "copy")
 """Fault points that are passed by whoever runs the engine just then."""
 
 

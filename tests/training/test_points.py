@@ -21,13 +21,16 @@ from trainmover.faults import STEP_POINTS, SWITCH_POINTS
 STEPS = 6
 TORN = ("voting", "voted", "optimizer", "stepped")
 """Points at which one, all or none of those who survive may have the outcome of the vote."""
-PASSED = [(point, 1) for point in STEP_POINTS] + [("voting", 2)]
+PASSED = [(point, 1) for point in STEP_POINTS if point != "mirror"] + [("voting", 2)]
 """Points of a step and at which passing; a rank may send its ballot once or twice."""
 
 
 def strike(cluster: Cluster, machine: str) -> None:
     """Wait until a machine has died, and tell everybody, as the health service does."""
-    wait_until(lambda: any(rank.dead for rank in cluster.on(machine)), f"{machine} dies")
+    try:
+        wait_until(lambda: any(rank.dead for rank in cluster.on(machine)), f"{machine} dies")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{cluster.describe()}") from error
     cluster.failed(machine)
 
 

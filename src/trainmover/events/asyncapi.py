@@ -34,6 +34,7 @@ AREA_WORDS: Final = {
     "lease": "Heartbeats that stopped, came back, or tell of a stalled process.",
     "link": "Connections between ranks.",
     "machine": "Machines come and go, are launched, suspected and declared dead.",
+    "mirror": "State that no other rank has, kept once more in another machine's memory.",
     "move": "Planned replacements.",
     "plan": "The next layout.",
     "rank": "Ranks: their processes, and what they are.",

@@ -133,6 +133,7 @@ def _common(
         "TRAINMOVER_CHECKPOINT_EVERY": str(job.checkpoint_every),
         "TRAINMOVER_CHECKPOINTS": checkpoints_of(job),
         "TRAINMOVER_CHECKPOINT_KEEP": str(job.checkpoint_keep),
+        "TRAINMOVER_STATE": job.state,
         "TRAINMOVER_RESUME": "1" if job.resume else "0",
         "TRAINMOVER_FAULTS": ";".join(str(spec) for spec in faults_of(seat.machine, job.faults)),
     }

@@ -32,6 +32,7 @@ class RunConfig:
     checkpoint_keep: int = 2
     resume: bool = False
     tls: bool = False
+    state: Literal["mirror", "checkpoint", "none"] = "mirror"
 
     def check(self) -> None:
         """Refuse what cannot work before anything is started.
@@ -42,6 +43,10 @@ class RunConfig:
         if not self.script.is_file():
             raise ConfigError(f"the script {self.script} does not exist")
         self._check_checkpoints()
+        if self.state == "checkpoint" and not self.checkpoint_every:
+            raise ConfigError(
+                "--state checkpoint needs --checkpoint-every: there would be nothing to go back to"
+            )
         names = {f"m{number}" for number in range(self.machines + self.standbys)}
         for spec in self.faults:
             if spec.machine not in names and not spec.machine.startswith("m"):

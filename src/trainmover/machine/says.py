@@ -29,6 +29,8 @@ RANK_SAYS: Final[frozenset[type[say.Event]]] = frozenset(
         say.CheckpointSaved,
         say.CheckpointFailed,
         say.CheckpointLoaded,
+        say.MirrorWhole,
+        say.MirrorFailed,
     }
 )
 """A training process reports; it decides nothing about others, so no request or verdict is here."""

@@ -194,6 +194,7 @@ class LocalRun:
             checkpoints=self.config.checkpoints,
             checkpoint_keep=self.config.checkpoint_keep,
             resume=self.config.resume,
+            state=self.config.state,
         )
 
     def _start_machine(self, name: str | None = None, *, spare: bool = False) -> None:

@@ -33,6 +33,7 @@ from trainmover.topology.links import BOUNDARY, STATE, WORLD
 from trainmover.training import agreement, handover, transfer
 from trainmover.training.agreement import BALLOT_SIZE, REPORT_SIZE, Ballot, Metric, Report, Resolution
 from trainmover.training.handover import Handover, sources_of
+from trainmover.training.mirror import Mirrors
 from trainmover.training.orders import Order
 from trainmover.training.residence import Residence
 from trainmover.training.session import Session
@@ -94,6 +95,7 @@ class Boundary:
         self._last_row: list[float] = []
         self._meeting_seconds = 0.0
         self.residence = Residence()
+        self.mirrors = Mirrors(session, tracked)
 
     @property
     def _engine(self) -> Engine:
@@ -123,6 +125,8 @@ class Boundary:
         numbers = torch.tensor([*ballot.numbers(), *agreement.columns(metrics)], dtype=torch.float64)
         if not self.session.communicator.swallowing:
             try:
+                self.mirrors.before_ballot(candidate)
+                self.mirrors.announce()
                 self._engine.run(
                     KEY, "vote", lambda: self._vote(candidate, private, numbers, names), BOUNDARY_SECONDS
                 )
@@ -166,8 +170,9 @@ class Boundary:
         guardian, ward = order.layout.guardian(rank), order.layout.ward(rank)
         if guardian == rank:
             return
-        sends = transfer.send_small(group, guardian, private)
-        self._wards[ward, committed] = yield from transfer.receive_small(group, ward)
+        sends = transfer.send_small(group, guardian, self.mirrors.said(private))
+        data = yield from transfer.receive_small(group, ward)
+        self._wards[ward, committed] = self.mirrors.hear(data)
         yield sends
 
     # -- meeting -------------------------------------------------------------------------------
@@ -283,11 +288,12 @@ class Boundary:
         joiner = self.session.rank in resolution.joiners
         received = sent = 0
         source = ""
+        self.mirrors.placed(order)
         if resolution.joiners:
             if joiner:
                 self.residence.materialise()
             group = self.session.points.along(self._group(STATE), "copy")
-            copy = self.handover(self._engine, group, self.tracked, order, resolution)
+            copy = self.handover(self._engine, group, self.tracked, order, resolution, self.mirrors)
             if joiner:
                 received, source, self.mine = copy.receive()
                 self.committed = resolution.committed
@@ -300,9 +306,11 @@ class Boundary:
         private = self.mine
         group = self._group()
         self._keep_of_absent(group, resolution.committed)
+        self.mirrors.announce(resolution.joiners)
         self._engine.run(
             KEY, "mirror", lambda: self._mirror(group, resolution.committed, private), BOUNDARY_SECONDS
         )
+        self.mirrors.after_settling(resolution.committed)
         ended = time.monotonic()
         absent = self.session.communicator.absent
         self._kept = {rank: data for rank, data in self._kept.items() if rank in absent}

@@ -36,6 +36,7 @@ class Environment:
         checkpoints: folder or URL of the checkpoints; empty: none are made or looked for.
         checkpoint_keep: how many whole ones stay.
         resume: a checkpoint of another job counts, and there must be one.
+        state: what becomes of state that no other machine has: ``mirror``, ``checkpoint`` or ``none``.
     """
 
     socket: str
@@ -64,6 +65,7 @@ class Environment:
     checkpoint_keep: int = 2
     resume: bool = False
     link_tls: str = ""
+    state: str = "mirror"
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment | None:
@@ -107,6 +109,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment | None:
             checkpoint_keep=int(env.get("TRAINMOVER_CHECKPOINT_KEEP") or 2),
             resume=env.get("TRAINMOVER_RESUME", "0") == "1",
             link_tls=env.get("TRAINMOVER_LINK_TLS", ""),
+            state=env.get("TRAINMOVER_STATE") or "mirror",
         )
     except KeyError as error:
         raise ConfigError(

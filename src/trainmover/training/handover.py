@@ -1,8 +1,9 @@
 """Handing a rank's state over to a joiner, in one epoch: who sends what, and the sending.
 
 Tensors and shared values come from the joiner's *sources*, the ranks with the same state on machines
-that stay: each sends a share of the tensors, the first one also the shared values.  The private values come
-from the joiner's guardian, which may be a rank with quite another state.
+that stay: each sends a share of the tensors, the first one also the shared values.  Where no other rank has
+the state, they come from the rank that keeps a mirror of it.  The private values come from the joiner's
+guardian, which may be a rank with quite another state.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from trainmover.ccl.engine import Engine, Steps
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
 from trainmover.errors import JobError
-from trainmover.training import transfer
+from trainmover.training import mirror_copy, transfer
 from trainmover.training.agreement import Resolution
+from trainmover.training.mirror import Mirrors
 from trainmover.training.orders import Order
 from trainmover.training.state import TrackedState
 from trainmover.training.transfer import Piece
@@ -46,6 +48,7 @@ class Handover:
         tracked: this rank's state.
         order: the epoch's.
         resolution: who joins and who has the state.
+        mirrors: what this rank keeps of its ward.
     """
 
     engine: Engine
@@ -53,6 +56,7 @@ class Handover:
     tracked: TrackedState
     order: Order
     resolution: Resolution
+    mirrors: Mirrors
 
     def _sources(self) -> dict[int, list[int]]:
         """For each joiner its sources.
@@ -68,7 +72,13 @@ class Handover:
                     f"the private state of rank {joiner} (random generators, data position) is lost: rank "
                     f"{guardian}, which kept its copy, was lost with it; this job cannot go on exactly"
                 )
-            if not ranks:
+            mirrored = self.order.mirrored(joiner)
+            if mirrored is not None and mirrored not in self.resolution.members:
+                raise JobError(
+                    f"the state of rank {joiner} is lost: rank {mirrored}, which kept its mirror, was lost "
+                    "with it"
+                )
+            if not ranks and mirrored is None:
                 raise JobError(
                     f"the state of rank {joiner} is lost: no rank with the same state is left on another "
                     "machine; replicate it (data-parallel replicas on different machines)"
@@ -82,6 +92,7 @@ class Handover:
             private: gives the private values of a rank that this one keeps.
         """
         me, sources = self.group.me, self._sources()
+        mirrored = [joiner for joiner in sources if self.order.mirrored(joiner) == me]
         tensors = [tensor for _, tensor in self.tracked.tensors()]
         sizes = [tensor.nbytes for tensor in tensors]
         shares = {
@@ -89,12 +100,15 @@ class Handover:
             for joiner, ranks in sources.items()
             if me in ranks
         }
-        first = [joiner for joiner, ranks in sources.items() if ranks[0] == me]
+        first = [joiner for joiner, ranks in sources.items() if ranks[:1] == [me]]
         shared = self.tracked.shared_values() if first else b""
         wards = [joiner for joiner in sources if self.order.guardian(joiner) == me]
         small = [(joiner, shared) for joiner in first] + [(joiner, private(joiner)) for joiner in wards]
         self.engine.run(KEY, "state copy", lambda: self.sending(small, shares, tensors), HANDOVER_SECONDS)
-        return sum(piece.end - piece.start for share in shares.values() for piece in share)
+        sent = sum(piece.end - piece.start for share in shares.values() for piece in share)
+        for joiner in mirrored:
+            sent += mirror_copy.give(self.engine, self.group, joiner, self.mirrors, self.resolution.committed)
+        return sent
 
     def sending(
         self,
@@ -113,6 +127,9 @@ class Handover:
     def receive(self) -> tuple[int, str, bytes]:
         """Receive all that this joiner needs; returns the tensors' bytes, whose they were, private values."""
         sources = self._sources()[self.group.me]
+        mirrored = self.order.mirrored(self.group.me)
+        if mirrored is not None:
+            return self._receive_mirror(mirrored)
         tensors = [tensor for _, tensor in self.tracked.tensors()]
         sizes = [tensor.nbytes for tensor in tensors]
         private = self.engine.run(
@@ -120,15 +137,24 @@ class Handover:
         )
         return sum(sizes), ", ".join(f"rank {rank}" for rank in sources), private
 
+    def _receive_mirror(self, source: int) -> tuple[int, str, bytes]:
+        private = self.engine.run(KEY, "state copy", self._receiving_private, HANDOVER_SECONDS)
+        size, kind = mirror_copy.take(self.engine, self.group, source, self.tracked)
+        return size, kind, private
+
+    def _receiving_private(self) -> Steps:
+        guardian = self.order.guardian(self.group.me)
+        private = yield from transfer.receive_small(self.group, guardian)
+        if not private:
+            raise JobError(f"rank {guardian} does not hold the private state of rank {self.group.me}")
+        return private
+
     def receiving(
         self, sources: Sequence[int], sizes: Sequence[int], tensors: Sequence[torch.Tensor]
     ) -> Steps:
         """The walk of a joiner; its result is the private values."""
-        me, guardian = self.group.me, self.order.guardian(self.group.me)
         shared = yield from transfer.receive_small(self.group, sources[0])
-        private = yield from transfer.receive_small(self.group, guardian)
-        if not private:
-            raise JobError(f"rank {guardian} does not hold the private state of rank {me}")
+        private = yield from self._receiving_private()
         self.tracked.load_shared_values(shared)
         yield from transfer.receive(self.group, sources, transfer.shares(sizes, len(sources)), tensors)
         return private

@@ -25,6 +25,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
@@ -203,9 +204,9 @@ class Job:
         for name, thing in things.items():
             self._tracked.add(name, thing)
             if isinstance(thing, Optimizer):
-                guard_optimizer(thing, self._decide)
+                guard_optimizer(thing, self._decide, partial(self._tracked.note_call, name))
             elif isinstance(thing, LRScheduler):
-                guard_scheduler(thing, self._decide)
+                guard_scheduler(thing, self._decide, partial(self._tracked.note_call, name))
         self._tracked.check()
 
     def steps(self, total: int) -> Iterator[Step]:

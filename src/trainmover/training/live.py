@@ -115,11 +115,14 @@ class LiveCourse:
         self._index, self._voted = index, 0.0
         self._tracked.keep()
         self._session.points.begin(index)
+        self._boundary.mirrors.begin(index)
         self._started, self._cpu_started = clock.now(), time.thread_time()
         yield index
         self._session.points.end(self._boundary.committed > index)
         if self._boundary.committed > index:
             self._tracked.settle_random()
+            self._tracked.keep_calls(self._boundary.committed)
+            self._boundary.mirrors.ended(self._boundary.committed)
             self._note_step(index)
             self._keeper.keep(total)
             self._end_phase(True)
@@ -225,6 +228,7 @@ class LiveCourse:
             loss=metrics.get("loss"),
             metrics=metrics,
             rss=rss,
+            mirror=self._boundary.mirrors.waited,
             first=self._first,
         )
         self._first = False

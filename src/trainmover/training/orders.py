@@ -79,15 +79,25 @@ class Order:
             ranks = list(told.sources)
         return sorted(ranks, key=lambda rank: (rank != first, rank))[:MAX_SOURCES]
 
+    def mirrored(self, joiner: int) -> int | None:
+        """The rank that has a joiner's state as a mirror; None: it comes from its sources."""
+        told = self.told(joiner)
+        return None if told is None else told.mirrored
+
+    def _givers(self, joiner: int) -> set[int]:
+        mirrored = self.mirrored(joiner)
+        found = {*self.sources(joiner), self.guardian(joiner)}
+        return found if mirrored is None else {*found, mirrored}
+
     def state_links(self) -> frozenset[Link]:
-        """The links of this switch's state copy: to the sources, and to the guardian."""
+        """The links of this switch's state copy: to the sources, the guardian, and who has the mirror."""
         if self.event.kind == "start":
             return frozenset()
         return frozenset(
             link(WORLD, STATE, joiner, other)
             for machine in self.event.joiners
             for joiner in self.layout.ranks_of(machine)
-            for other in {*self.sources(joiner), self.guardian(joiner)}
+            for other in self._givers(joiner)
             if self.layout.machine_of(other) not in self.event.joiners
         )
 

@@ -30,7 +30,7 @@ NO_STEP = -1
 FETCHES = ("next_batch", "__next__")
 """Methods that take a batch from tracked data."""
 LATER = {
-    "vote": ("fetch", "forward", "collective"),
+    "vote": ("mirror", "fetch", "forward", "collective"),
     "stepped": ("voting", "optimizer"),
     "joined": ("copy", "copied"),
 }

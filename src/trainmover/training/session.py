@@ -29,6 +29,7 @@ from trainmover.events.catalogue import (
     RankStarted,
     RolesFound,
     SandboxPeers,
+    SeatRow,
     SwitchAborted,
     SwitchCommitted,
     SwitchPrepare,
@@ -141,6 +142,11 @@ class Session:
             self._on_roles, known = action, self._roles
         if known is not None:
             action(known)
+
+    def unreplicated(self, rank: int) -> bool:
+        """Whether the roles say that no other machine has a rank's state; False while they are unknown."""
+        roles = self._roles
+        return roles is not None and any(_has(row, rank) for row in roles.unreplicated)
 
     def close(self) -> None:
         """Leave: say BYE on every link, hang up."""
@@ -431,3 +437,8 @@ class Session:
                 reason=reason[:2000],
             )
         )
+
+
+def _has(row: SeatRow, number: int) -> bool:
+    at, rest = divmod(number - row.first, row.stride)
+    return rest == 0 and 0 <= at < row.count

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainmover.ccl.view import as_bytes
 from trainmover.errors import ConfigError, JobError
 from trainmover.training import plainly, randomness
+from trainmover.training.guards import Calls
 
 PIECES, PIECE_BYTES = 16, 1024
 """How many pieces of which size are a sample of a tensor."""
@@ -52,6 +53,8 @@ class TrackedState:
         self._random: dict[str, Any] = {}
         self.seed: int | None = None
         """What the random numbers of this rank's shares are made from; None where it asked for none."""
+        self._calls = Calls()
+        self._called = Calls()
         self.watch: Callable[[Any], None] = lambda _: None
         """Called with each thing that is tracked, as the script made it."""
 
@@ -128,7 +131,14 @@ class TrackedState:
     # -- shared values -------------------------------------------------------------------------
 
     def shared_values(self) -> bytes:
+        """The small state that replicas have in common, and what tensors it belongs to."""
+        return plainly.pack({"schema": self.schema(), **self._values()}, "job")
+
+    def values(self) -> bytes:
         """The small state that replicas have in common."""
+        return plainly.pack(self._values(), "job")
+
+    def _values(self) -> dict[str, Any]:
         optimizers: dict[str, Any] = {}
         for name, optimizer in self.optimizers.items():
             groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
@@ -139,7 +149,7 @@ class TrackedState:
             ]
             optimizers[name] = {"groups": groups, "scalars": scalars}
         others = {name: thing.state_dict() for name, thing in self.shared.items()}
-        return plainly.pack({"schema": self.schema(), "optimizers": optimizers, "others": others}, "job")
+        return {"optimizers": optimizers, "others": others}
 
     def load_shared_values(self, data: bytes) -> None:
         """Put another replica's shared values in place.
@@ -196,11 +206,8 @@ class TrackedState:
         All are copied every time: a tensor's version does not tell, since batch normalisation writes
         its running statistics without counting it up.
         """
-        self._scalers = {
-            name: thing.state_dict()
-            for name, thing in self.shared.items()
-            if not isinstance(thing, LRScheduler)
-        }
+        self._calls = Calls()
+        self._scalers = self._scaler_states()
         buffers = [local(tensor) for module in self.modules.values() for tensor in module.buffers()]
         if len(buffers) != len(self._shadow) or any(
             a is not b for a, (b, _) in zip(buffers, self._shadow, strict=False)
@@ -209,6 +216,24 @@ class TrackedState:
             return
         for tensor, copy in self._shadow:
             copy.copy_(tensor)
+
+    def _scaler_states(self) -> dict[str, dict[str, Any]]:
+        things = self.shared.items()
+        return {name: thing.state_dict() for name, thing in things if not isinstance(thing, LRScheduler)}
+
+    def note_call(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """A tracked optimizer or scheduler does its step."""
+        self._calls.note(name, *args, **kwargs)
+
+    def keep_calls(self, committed: int) -> None:
+        """The body of a step that is committed has ended: nothing more is called for it."""
+        self._called = self._calls
+        self._called.step = committed
+
+    def calls(self) -> Calls:
+        """What was called after the vote on the last committed step; between two iterations."""
+        self._called.scalers = self._scaler_states()
+        return self._called
 
     def put_back(self) -> None:
         """Undo what a void step changed: buffers and scalers back, gradients dropped."""

@@ -42,7 +42,13 @@ from trainmover.events.catalogue.base import (
     SwitchKind,
     Text,
 )
-from trainmover.events.catalogue.checkpoint import CheckpointFailed, CheckpointLoaded, CheckpointSaved
+from trainmover.events.catalogue.checkpoint import (
+    CheckpointFailed,
+    CheckpointLoaded,
+    CheckpointSaved,
+    MirrorFailed,
+    MirrorWhole,
+)
 from trainmover.events.catalogue.job import JobCompleted, JobFailed, JobHeld, JobSubmitted
 from trainmover.events.catalogue.log import DeadLetter, JournalEntry, TimerFired
 from trainmover.events.catalogue.machine import (
@@ -125,6 +131,8 @@ __all__ = [
     "MachineRole",
     "MachineSuspected",
     "Machines",
+    "MirrorFailed",
+    "MirrorWhole",
     "MoveRefused",
     "MoveRequested",
     "Name",
@@ -206,6 +214,8 @@ EVENTS: dict[str, type[Event]] = {
         CheckpointSaved,
         CheckpointFailed,
         CheckpointLoaded,
+        MirrorWhole,
+        MirrorFailed,
         Heartbeat,
         TimerFired,
         JournalEntry,

@@ -141,3 +141,5 @@ class JoinerRank(BaseModel):
     """Ranks that have the same state and stay; they send it."""
     keeper: Count | None = None
     """The rank that sends what belongs to this rank alone, where its seat was vacant."""
+    mirrored: Count | None = None
+    """No other rank has this state: the rank that keeps a mirror of it, and sends that."""

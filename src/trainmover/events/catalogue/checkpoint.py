@@ -1,4 +1,4 @@
-"""Events about checkpoints: the state on disk, for when it is on no machine any more."""
+"""Events about state that is kept once more: on disk (checkpoints), or on another machine (mirrors)."""
 
 from __future__ import annotations
 
@@ -45,3 +45,35 @@ class CheckpointLoaded(Event):
     path: Text
     refused: tuple[Text, ...] = ()
     """Why newer ones were refused."""
+
+
+class MirrorWhole(Event):
+    """A rank's state, which no other has, is in the memory of its guardian, too, from this step on (rank).
+
+    Said once by each process that mirrors its state.
+    """
+
+    type: ClassVar[str] = "mirror.whole"
+
+    machine: MachineName
+    rank: Count
+    guardian: Count
+    """The rank that keeps it; it holds two images and the changes of one step."""
+    generation: Count
+    step: Count
+    """Committed steps."""
+    image_bytes: Count
+    """Sent beside each step's compute."""
+    changes_bytes: Count
+    """Sent at each vote."""
+
+
+class MirrorFailed(Event):
+    """A rank's state, which no other has, cannot be mirrored: a loss of its machine loses it (rank)."""
+
+    type: ClassVar[str] = "mirror.failed"
+
+    machine: MachineName
+    rank: Count
+    generation: Count
+    reason: Text

@@ -50,6 +50,10 @@ class JobSubmitted(Event):
     """Folder or fsspec URL of the checkpoints; empty: in the run's folder."""
     checkpoint_keep: Annotated[int, Field(ge=1, le=1024)] = 2
     """How many whole checkpoints stay."""
+    state: Literal["mirror", "checkpoint", "none"] = "checkpoint"
+    """What becomes of state that no other machine has: it has a mirror on another machine, so that a loss
+    costs no step; the job goes back to the newest checkpoint (as where the mirror is lost as well); or it
+    ends."""
     resume: bool = False
     """Go on from the newest checkpoint there, whoever made it."""
 

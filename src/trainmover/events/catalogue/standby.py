@@ -15,6 +15,7 @@ from trainmover.events.catalogue.base import (
     Name,
     Role,
     Seat,
+    SeatRow,
     Seconds,
     Text,
 )
@@ -73,6 +74,8 @@ class RolesFound(Event):
     roles: Annotated[tuple[MachineRole, ...], Field(min_length=1, max_length=1024)]
     unlisted: Count = 0
     """Further roles, those with the fewest seats, that are left out because there are too many."""
+    unreplicated: tuple[SeatRow, ...] = ()
+    """Ranks (not seats) whose state no rank on another machine has; what becomes of it is ``job.state``."""
 
 
 class SandboxPeers(Event):
