@@ -61,6 +61,7 @@ def test_the_file_has_exactly_the_agreed_fields(story) -> None:
         "recordings",
         "memberships",
         "reduced_steps",
+        "state",
     }
     assert set(found["incidents"][0]) == {
         "id",

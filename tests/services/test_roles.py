@@ -209,7 +209,8 @@ def test_a_job_without_replicas_holds(kit: Kit) -> None:
     (held,) = world.all(say.JobHeld)
     assert held.reason == (
         "nobody can take the place of m1 (position 1): the state of rank 1 is on no other machine that "
-        "lives; a second data-parallel replica of it, on another machine, would have it"
+        "lives; a second data-parallel replica of it, on another machine, or a mirror (--state "
+        "mirror) would have it"
     )
     assert len(world.all(say.SwitchCommitted)) == 1
 

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from trainmover.cli.tables import incident_lines, machines_table, progress_line, role_lines
+from trainmover.cli.tables import incident_lines, machines_table, progress_line, role_lines, state_lines
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.monitor.facts import sentence
@@ -99,6 +99,7 @@ class LiveDisplay:
             progress_line(self.view),
             machines_table(self.view),
             *role_lines(self.view),
+            *state_lines(self.view),
             *incident_lines(self.view, time.time()),
             *(Text(text, "dim") for text in self._notices),
         )

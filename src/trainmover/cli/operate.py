@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from trainmover.cli.access import Access, BusOption, JobOption, find
-from trainmover.cli.tables import incident_lines, machines_table, progress_line, role_lines
+from trainmover.cli.tables import incident_lines, machines_table, progress_line, role_lines, state_lines
 from trainmover.errors import BusError, ConfigError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
@@ -40,7 +40,7 @@ def status(
     console.print(f"job {view.job}", highlight=False)
     console.print(progress_line(view))
     console.print(machines_table(view))
-    for line in (*role_lines(view), *incident_lines(view, time.time())):
+    for line in (*role_lines(view), *state_lines(view), *incident_lines(view, time.time())):
         console.print(line)
 
 

@@ -42,6 +42,14 @@ class OnExhausted(StrEnum):
     SHRINK = "shrink"
 
 
+class State(StrEnum):
+    """What becomes of state that no other machine has."""
+
+    MIRROR = "mirror"
+    CHECKPOINT = "checkpoint"
+    NONE = "none"
+
+
 class StandbyMemory(StrEnum):
     """What a standby keeps in memory once it is warm."""
 
@@ -145,6 +153,13 @@ def run(
     tls: Annotated[
         bool, typer.Option("--tls", help="Encrypt bus and links, with an account for every program.")
     ] = False,
+    state: Annotated[
+        State,
+        typer.Option(
+            help="State that no other machine has (sharded parameters, optimizers): keep a mirror of it on "
+            "another machine, so that a loss costs no step; go back to the last checkpoint; or end the job."
+        ),
+    ] = State.MIRROR,
 ) -> None:
     """Run a training script on machines of this computer, with standbys that take over.
 
@@ -172,6 +187,7 @@ def run(
         checkpoint_keep=keep,
         resume=resume,
         tls=tls,
+        state=state.value,
     )
     raise typer.Exit(_drive(config, run_dir, report, picture=False))
 

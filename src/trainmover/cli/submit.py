@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from trainmover.cli.access import BusOption, JobOption, find
-from trainmover.cli.run import OnExhausted, write_results
+from trainmover.cli.run import OnExhausted, State, write_results
 from trainmover.errors import BusError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
@@ -55,6 +55,9 @@ def submit(
         OnExhausted, typer.Option(help="What to do when a machine is lost and no standby is left.")
     ] = OnExhausted.HOLD,
     checkpoint_every: Annotated[int, typer.Option(min=0, metavar="N", help="Steps; 0: none.")] = 0,
+    state: Annotated[
+        State, typer.Option(help="What becomes of state that no other machine has; see `trainmover run`.")
+    ] = State.MIRROR,
     bus: BusOption = None,
     job: JobOption = None,
 ) -> None:
@@ -75,6 +78,7 @@ def submit(
         run_dir=str(run_dir.absolute()),
         on_exhausted=on_exhausted.value,
         checkpoint_every=checkpoint_every,
+        state=state.value,
     )
     print(asyncio.run(_submit(access.bus, access.job, description)))
 

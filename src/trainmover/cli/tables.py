@@ -115,6 +115,12 @@ def role_lines(view: ClusterView) -> list[Text]:
     return lines
 
 
+def state_lines(view: ClusterView) -> list[Text]:
+    """What the loss of a machine would cost, once that is known."""
+    cost = view.protection.cost(None if view.step is None else view.step + 1)
+    return [Text(f"state: {cost}", "" if "costs no step" in cost else "yellow")] if cost else []
+
+
 def _machines(count: int) -> str:
     return "1 machine" if count == 1 else f"{count} machines"
 
@@ -195,6 +201,8 @@ def report_group(report: Report) -> Group:
         figures.append(f"a joiner's first step took {number(report.joiner_first_step_ratio)} median steps")
     if growth is not None:
         figures.append(f"a stayer's peak memory grew by {growth:.1%} at most")
+    if report.state.get("a_loss"):
+        figures.append(f"state: {report.state['a_loss']}")
     if report.recordings:
         sizes = ", ".join(f"{role} {size(count)}" for role, count in report.recordings.items())
         figures.append(f"recordings: {sizes}")

@@ -22,7 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from trainmover.cli.access import Access, BusOption, JobOption, find
-from trainmover.cli.tables import incident_line, machines_table, progress_line, role_lines, seconds
+from trainmover.cli.tables import (
+    incident_line,
+    machines_table,
+    progress_line,
+    role_lines,
+    seconds,
+    state_lines,
+)
 from trainmover.errors import ConfigError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Feed
@@ -107,7 +114,7 @@ def picture(chronicle: Chronicle, now: float, keys: Keys, height: int | None = N
         parts.append(Text(view.reason, "bold red"))
     parts += curves(chronicle)
     parts.append(machines_table(view))
-    parts += role_lines(view)
+    parts += [*role_lines(view), *state_lines(view)]
     parts += incidents(list(view.incidents.values()), now)
     used = 12 + len(view.machines) + 3 * min(INCIDENTS, len(view.incidents))
     room = EVENTS if height is None else max(3, height - used)

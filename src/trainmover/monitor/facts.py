@@ -115,6 +115,13 @@ _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
         f"checkpoint of step {e.step}: {e.bytes} bytes, whole after {e.seconds:.2f} s; training waited "
         f"{1000 * e.copy_seconds:.0f} ms"
     ),
+    say.MirrorWhole: lambda e: (
+        f"the state of rank {e.rank} on {e.machine} is mirrored at rank {e.guardian} from step {e.step} on: "
+        f"{e.image_bytes + e.changes_bytes} bytes a step"
+    ),
+    say.MirrorFailed: lambda e: (
+        f"the state of rank {e.rank} on {e.machine} is not mirrored{_because(e.reason)}"
+    ),
     say.CheckpointFailed: lambda e: (
         f"rank {e.rank} on {e.machine} could not write the checkpoint of step {e.step}{_because(e.reason)}"
     ),

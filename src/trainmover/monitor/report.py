@@ -56,7 +56,8 @@ class Report:
     """``report.json``; ``problems`` is for the reader of the terminal and not in the file.
 
     ``recordings`` are the bytes of what spares are warmed with, by role.  ``memberships`` tells who trained
-    from which step on; ``reduced_steps`` counts the steps that were done while seats were vacant.
+    from which step on; ``reduced_steps`` counts the steps that were done while seats were vacant.  ``state``
+    says what became of state that no other machine has (``policy``), and what a loss would have cost.
     """
 
     seed: int
@@ -70,6 +71,7 @@ class Report:
     recordings: dict[str, int] = field(default_factory=dict)
     memberships: list[dict[str, Any]] = field(default_factory=list)
     reduced_steps: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -102,6 +104,7 @@ def build_report(envelopes: Iterable[Envelope], facts: StepFacts) -> Report:
         incidents=[_incident(item, facts, typical) for item in over],
         recordings=view.roles.sizes,
         memberships=[asdict(membership) for membership in view.memberships],
+        state=view.protection.summary(),
         reduced_steps=sum(last - first for first, last in reduced(view.memberships, steps)),
         problems=problems,
     )

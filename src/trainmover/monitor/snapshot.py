@@ -26,6 +26,7 @@ def view_as_json(view: ClusterView) -> dict[str, Any]:
             }
             for role in (view.roles.found.roles if view.roles.found is not None else ())
         ],
+        "state": view.protection.summary(),
         "incidents": [incident_row(incident) for incident in view.incidents.values()],
         "submitted": None if view.submitted is None else view.submitted.model_dump(mode="json"),
     }

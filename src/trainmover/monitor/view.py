@@ -18,6 +18,7 @@ from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.monitor.incidents import IncidentView
 from trainmover.monitor.machines import MachineState, MachineView
+from trainmover.monitor.protection import Protection
 from trainmover.monitor.roles import RolesView
 
 __all__ = ["ClusterView", "MachineState", "MachineView"]
@@ -54,6 +55,7 @@ class ClusterView:
         step: last committed step index that a sample told of.
         metrics: the metrics of that step.
         roles: the machine roles of this generation, and their recordings.
+        protection: what a loss would cost.
         memberships: every committed change of membership, in order.
     """
 
@@ -75,6 +77,7 @@ class ClusterView:
     steps: int | None = None
     reason: str = ""
     roles: RolesView = field(default_factory=RolesView)
+    protection: Protection = field(default_factory=Protection)
     memberships: list[Membership] = field(default_factory=list)
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_SAMPLES))
     _moves: dict[str, tuple[float, str]] = field(default_factory=dict)
@@ -83,6 +86,8 @@ class ClusterView:
     def apply(self, envelope: Envelope) -> None:
         """Take one event in."""
         self.job = self.job or envelope.job
+        if getattr(envelope.event, "generation", self.generation) >= self.generation:
+            self.protection.note(envelope.event)
         change = _CHANGES.get(type(envelope.event))
         if change is not None:
             change(self, envelope, envelope.event)

@@ -76,6 +76,7 @@ def plan_of(
     the price of a plan is that of what changes.
     """
     sources = {rank for joiner in joiner_ranks for rank in joiner.sources}
+    sources.update(joiner.mirrored for joiner in joiner_ranks if joiner.mirrored is not None)
     endpoints, ranks = endpoints_in(layout, kind, changes, change, endpoint_of, sources)
     plan = PlanReady(
         epoch=layout.epoch,
@@ -103,7 +104,8 @@ def joiner_ranks(
     """What the ranks of joiners on these seats have to know; None when nobody has the state of one.
 
     A rank's sources live on seats that stay; its guardian, which has its private state, comes first.  Of a
-    seat that was vacant every rank has kept that; the first source sends it.
+    seat that was vacant every rank has kept that; the first source sends it.  Where nobody has the state,
+    the guardian has a mirror of it, or it is lost.
 
     Args:
         roster: who is where.
@@ -117,10 +119,14 @@ def joiner_ranks(
         for rank in range(seat * slots, (seat + 1) * slots):
             guardian = roster.next_taken(seat) * slots + rank % slots
             sources = described.sources(rank, lambda other: other // slots not in away, guardian, SOURCES)
-            if not sources:
+            mirrored = None if sources else roster.mirror_of(rank, away)
+            if not sources and (mirrored is None or seat in vacant):
                 return None
             keeper = sources[0] if seat in vacant else None
-            found.append(JoinerRank(rank=rank, groups=described.rows(rank), sources=sources, keeper=keeper))
+            rows = described.rows(rank)
+            found.append(
+                JoinerRank(rank=rank, groups=rows, sources=sources, keeper=keeper, mirrored=mirrored)
+            )
     return tuple(found)
 
 

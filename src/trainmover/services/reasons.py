@@ -17,10 +17,17 @@ def why_unsourced(roster: Roster, seat: int) -> str:
     rank = roster.unsourced(seat) if roster.all_described else None
     if rank is None:
         return ""
-    return (
-        f"the state of rank {rank} is on no other machine that lives; a second data-parallel replica of it, "
-        f"on another machine, would have it"
-    )
+    what = f"the state of rank {rank} is on no other machine that lives"
+    if roster.mirrored(rank):
+        keeper = roster.seats.get(roster.next_taken(seat), "")
+        return (
+            f"{what}: {keeper or 'the next one'}, which kept its mirror, is lost as well; a second "
+            "data-parallel replica of it, or a checkpoint (--checkpoint-every), would have it"
+        )
+    if refused := roster.why_not_mirrored(rank):
+        return f"{what}, and it could not be mirrored: {refused}"
+    mirror = "" if roster.job is None or roster.job.state == "mirror" else " or a mirror (--state mirror)"
+    return f"{what}; a second data-parallel replica of it, on another machine,{mirror} would have it"
 
 
 def why_uncovered(roster: Roster, warming: Warming, seat: int) -> str:

@@ -52,7 +52,7 @@ def why_no_pause(roster: Roster, seats: Collection[int]) -> str:
         )
     away = {*together(roster, seats), *roster.vacant, *(seat for seat, _ in roster.lost())}
     for seat in sorted(together(roster, seats) - set(roster.vacant)):
-        rank = roster.unsourced(seat, away)
+        rank = roster.unsourced(seat, away, mirrors=False)
         if rank is not None:
             return f"with it the state of rank {rank} would be on no machine that goes on"
     return ""

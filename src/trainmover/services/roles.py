@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 
 from trainmover.events.catalogue import MachineRole, RolesFound, SeatRow
@@ -53,11 +54,24 @@ def find_roles(described: Described, machines: int, slots: int, generation: int)
         )
         for name, seats in zip(names, seats_of.values(), strict=True)
     ]
+    alone = [
+        rank
+        for rank in range(machines * slots)
+        if not described.sources(rank, partial(_elsewhere, rank, slots), rank, 1)
+    ]
+    unreplicated = seat_rows(alone)
     if len(roles) > LISTED:
         many = set(islice((role.name for role in by_size(roles)), LISTED))
         listed = tuple(role for role in roles if role.name in many)
-        return RolesFound(generation=generation, roles=listed, unlisted=len(roles) - LISTED)
-    return RolesFound(generation=generation, roles=tuple(roles))
+        return RolesFound(
+            generation=generation, roles=listed, unlisted=len(roles) - LISTED, unreplicated=unreplicated
+        )
+    return RolesFound(generation=generation, roles=tuple(roles), unreplicated=unreplicated)
+
+
+def _elsewhere(rank: int, slots: int, other: int) -> bool:
+    """Whether another rank is on another machine."""
+    return other // slots != rank // slots
 
 
 def by_size(roles: Sequence[MachineRole]) -> list[MachineRole]:
@@ -66,7 +80,7 @@ def by_size(roles: Sequence[MachineRole]) -> list[MachineRole]:
 
 
 def seat_rows(seats: Sequence[int]) -> tuple[SeatRow, ...]:
-    """Ascending seats as few rows: each takes as many as follow at the same distance."""
+    """Ascending seats (or other numbers) as few rows: each takes as many as follow at the same distance."""
     rows: list[SeatRow] = []
     at = 0
     while at < len(seats):

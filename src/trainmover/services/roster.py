@@ -39,6 +39,8 @@ from trainmover.events.catalogue import (
     MachineLaunch,
     MachineLeft,
     MachineRole,
+    MirrorFailed,
+    MirrorWhole,
     RankDescribed,
     RecordingFailed,
     RecordingReady,
@@ -89,6 +91,8 @@ class Roster:
         self._started: set[int] = set()
         self._state_lost: set[int] = set()
         self._checkpoint = 0
+        self._mirrored: dict[int, set[int]] = {}
+        self._unmirrored: dict[int, dict[int, str]] = {}
         self._recordings: dict[tuple[int, str], dict[int, str]] = {}
         self._unrecorded: dict[tuple[int, str], str] = {}
         self._described: dict[int, Described] = {}
@@ -119,6 +123,11 @@ class Roster:
             case JobHeld():
                 if event.lost:
                     self._state_lost.add(event.generation)
+            case MirrorWhole():
+                self._mirrored.setdefault(event.generation, set()).add(event.rank)
+            case MirrorFailed():
+                self._mirrored.setdefault(event.generation, set()).discard(event.rank)
+                self._unmirrored.setdefault(event.generation, {})[event.rank] = event.reason
             case CheckpointSaved():
                 self._checkpoint = max(self._checkpoint, event.step)
             case MachineJoined():
@@ -324,7 +333,9 @@ class Roster:
     @property
     def checkpointed(self) -> bool:
         """There is a checkpoint that the job can go back to."""
-        return self._checkpoint > 0 or (self.job is not None and self.job.resume)
+        if self.job is None or self.job.state == "none":
+            return False
+        return self._checkpoint > 0 or self.job.resume
 
     @property
     def state_lost(self) -> bool:
@@ -336,9 +347,9 @@ class Roster:
         """There is something to keep, and it is known what a spare must be able to do.
 
         Before that a failure starts everything again: with a step or two lost and no spare that
-        could ever get warm, there is nothing better to do.
+        could ever get warm, there is nothing better to do.  So it is until state that is to be mirrored is.
         """
-        return self.started and self.generation in self._roles
+        return self.started and self.generation in self._roles and not self.mirrors_awaited
 
     def life(self, machine: str) -> str | None:
         """Incarnation of a member or joiner; of another machine, the latest that joined."""
@@ -437,7 +448,45 @@ class Roster:
         machine, _ = self._recorders.get(role.representative, ("", ""))
         return self._unrecorded.get((self.generation, machine), "")
 
-    def unsourced(self, seat: int, away: Collection[int] = ()) -> int | None:
+    # -- state that no other machine has -------------------------------------------------------------
+
+    @property
+    def unreplicated(self) -> int:
+        """Number of ranks whose state no rank on another machine has."""
+        found = self._roles.get(self.generation)
+        return 0 if found is None else sum(row.count for row in found.unreplicated)
+
+    @property
+    def mirrors_awaited(self) -> bool:
+        """Ranks that are to mirror their state have not all said that they do, or that they cannot."""
+        if self.job is None or self.job.state != "mirror" or self.size < 2 or not self.unreplicated:
+            return False
+        whole, failed = self._mirrored.get(self.generation, set()), self._unmirrored.get(self.generation, {})
+        return len(whole) + len(failed.keys() - whole) < self.unreplicated
+
+    def mirrored(self, rank: int) -> bool:
+        """A rank's state is in its guardian's memory, too, as long as both live."""
+        return rank in self._mirrored.get(self.generation, set())
+
+    def why_not_mirrored(self, rank: int) -> str:
+        """Why a rank cannot mirror its state; empty where it did not say that."""
+        return self._unmirrored.get(self.generation, {}).get(rank, "")
+
+    def mirror_of(self, rank: int, away: Collection[int] = ()) -> int | None:
+        """The rank that keeps the mirror of a rank's state; None where there is none, or it is gone.
+
+        Args:
+            rank: whose state.
+            away: seats that do not count.
+        """
+        seat, slot = divmod(rank, self.slots)
+        guardian = self.next_taken(seat)
+        machine = self.seats.get(guardian, VACANT)
+        if not self.mirrored(rank) or guardian == seat or guardian in away or machine in self._lost:
+            return None
+        return guardian * self.slots + slot
+
+    def unsourced(self, seat: int, away: Collection[int] = (), *, mirrors: bool = True) -> int | None:
         """The first rank of a seat whose state no living machine on another seat has; None when each has one.
 
         Only for a generation whose ranks are all described.
@@ -445,6 +494,7 @@ class Roster:
         Args:
             seat: which one.
             away: seats that do not count.
+            mirrors: a mirror is as good as a replica.
         """
 
         def may(rank: int) -> bool:
@@ -453,7 +503,9 @@ class Roster:
             return other != seat and other not in away and machine != VACANT and machine not in self._lost
 
         for rank in range(seat * self.slots, (seat + 1) * self.slots):
-            if not self.described.sources(rank, may, rank, 1):
+            if self.described.sources(rank, may, rank, 1):
+                continue
+            if not mirrors or self.mirror_of(rank, away) is None:
                 return rank
         return None
 

@@ -1,0 +1,34 @@
+"""State without a replica in real runs: a machine is killed, no step is lost, and not a bit changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.training import Script, train
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+SHARDED: Script = (
+    *("train_gpt_3d.py", "--optimizer", "sharded", "--data-ranks", "3", "--pipe-ranks", "1"),
+    *("--tensor-ranks", "1", "--layers", "2", "--width", "32", "--context", "32"),
+)
+FSDP: Script = (str(Path(__file__).parent / "scripts" / "fsdp.py"),)
+STEPS = 24
+
+
+@pytest.mark.parametrize("script", [SHARDED, FSDP], ids=["sharded", "fsdp"])
+def test_a_machine_whose_state_nobody_has_is_killed(script: Script, tmp_path: Path) -> None:
+    """In the middle of a vote: the next machine has what its joiner needs, for the step before and after."""
+    folders = [tmp_path / name for name in ("straight", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    straight = train(folders[0], standbys=0, steps=STEPS, script=script)
+    outcome = train(folders[1], "kill:machine=1,step=12,at=voting", steps=STEPS, script=script)
+    assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
+    assert outcome.incidents == [("failure", "m1")]
+    assert [item["steps_lost"] for item in outcome.report["incidents"]] == [0]
+    state = outcome.report["state"]
+    assert (state["policy"], state["ranks_without_replica"], state["ranks_mirrored"]) == ("mirror", 3, 3)
+    assert "a loss costs no step" in state["a_loss"]
