@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ def test_a_scheduler_that_is_not_tracked_is_found() -> None:
             testing.rehearse(lambda: train(hide="scheduler")),
             "replaced before step 3",
         )
+
+
+def test_importing_it_loads_no_torch() -> None:
+    """A test that only runs jobs has nothing to wait for."""
+    code = "import sys, trainmover.testing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 def test_an_outcome_has_what_was_logged() -> None:
