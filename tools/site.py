@@ -3,8 +3,8 @@
 Pages are written to be read in the repository: a link to ``../../examples/train_gpt.py`` or to
 ``../../events/README.md`` works there.  In the site nothing lies outside ``docs/``, so each file that a
 page links to becomes a page of its own under ``repository/``: Markdown as it is, code as a listing,
-anything else as the file itself.  The links between all of them are put right, and mkdocs (strict) refuses
-what leads nowhere.
+a folder without a README as a list, anything else as the file itself.  The links between all of them are
+put right, and mkdocs (strict) refuses what leads nowhere.
 
 What never lives here: content.  ``mkdocs.yml`` names this file under ``hooks``.
 """
@@ -27,8 +27,6 @@ ALWAYS = ("CHANGELOG.md", "CONTRIBUTING.md")
 
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 """A Markdown link or image: what stands before its target, the target, what stands behind."""
-FOLDER = re.compile(r"\[([^\]]+)\]\(([^)\s#:]+)\)")
-"""A Markdown link without anchor and scheme, which may be one to a folder."""
 FENCE = re.compile(r"^(?P<marks>`{3,}|~{3,}).*?^(?P=marks)\s*$", re.MULTILINE | re.DOTALL)
 
 LANGUAGES = {
@@ -52,7 +50,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         add(target)
     while waiting:
         source = waiting.pop()
-        if source.endswith(".md"):
+        if (ROOT / source).is_dir():
+            for name in names_in(source):
+                add(f"{source}/{name}")
+        elif source.endswith(".md"):
             for target in targets(source, (ROOT / source).read_text(encoding="utf-8")):
                 add(target)
     return files
@@ -69,11 +70,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return f"{match[1]}{posixpath.relpath(place(target), posixpath.dirname(here))}{match[3]}"
 
-    def unlinked(match: re.Match[str]) -> str:
-        path = ROOT / posixpath.dirname(source) / match[2]
-        return match[1] if path.is_dir() and not (path / "README.md").is_file() else match[0]
-
-    return outside_of_code(markdown, lambda text: LINK.sub(mended, FOLDER.sub(unlinked, text)))
+    return outside_of_code(markdown, lambda text: LINK.sub(mended, text))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -90,19 +87,26 @@ def targets(source: str, markdown: str) -> Iterator[str]:
 
 
 def resolved(source: str, link: str) -> str | None:
-    """The file of the repository that a link means; None for an address, or where there is no such file."""
+    """The file or folder of the repository that a link means; None for an address, or where there is none."""
     if "://" in link or link.startswith(("mailto:", "/")):
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
-    if (ROOT / path).is_dir():
+    if (ROOT / path / "README.md").is_file():
         path = posixpath.join(path, "README.md")
-    return path if not path.startswith("..") and (ROOT / path).is_file() else None
+    return path if not path.startswith("..") and (ROOT / path).exists() else None
+
+
+def names_in(folder: str) -> list[str]:
+    """The files of a folder that has no README of its own."""
+    return sorted(path.name for path in (ROOT / folder).iterdir() if path.is_file() and path.name[0] != ".")
 
 
 def place(path: str) -> str:
     """Where a file of the repository is among the pages of the site."""
     if path.startswith(f"{DOCS}/"):
         return path.removeprefix(f"{DOCS}/")
+    if (ROOT / path).is_dir():
+        return f"{OUTSIDE}/{path}/index.md"
     return f"{OUTSIDE}/{path}.md" if is_code(path) else f"{OUTSIDE}/{path}"
 
 
@@ -111,7 +115,9 @@ def repository_path(uri: str) -> str:
     if not uri.startswith(f"{OUTSIDE}/"):
         return f"{DOCS}/{uri}"
     path = uri.removeprefix(f"{OUTSIDE}/")
-    return path if (ROOT / path).is_file() else path.removesuffix(".md")
+    if (ROOT / path).is_file() or posixpath.basename(path) == "index.md":
+        return path
+    return path.removesuffix(".md")
 
 
 def is_code(path: str) -> bool:
@@ -122,6 +128,9 @@ def is_code(path: str) -> bool:
 
 def page_of(path: str) -> str | bytes:
     """The content of the page that shows a file, or of the file itself."""
+    if (ROOT / path).is_dir():
+        listed = "".join(f"- [{name}]({name})\n" for name in names_in(path))
+        return f"# {posixpath.basename(path)}\n\n`{path}` in the repository.\n\n{listed}"
     if not is_code(path):
         return (ROOT / path).read_bytes()
     text = (ROOT / path).read_text(encoding="utf-8")

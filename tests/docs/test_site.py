@@ -49,10 +49,11 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_files_outside_docs_are_pages_too(site: Path) -> None:
-    """What pages link to in the repository is in the site: examples as listings, schemas as they are."""
+    """What pages link to is in the site: examples as listings, folders as lists, schemas as they are."""
     listing = (site / "repository/examples/train_gpt.py.html").read_text("utf-8")
     assert "DistributedDataParallel" in listing
     assert (site / "repository/events/index.html").is_file()
+    assert "machine.failed.json" in (site / "repository/events/schemas/index.html").read_text("utf-8")
     assert (site / "repository/events/schemas/machine.failed.json").read_text("utf-8").startswith("{")
 
 
