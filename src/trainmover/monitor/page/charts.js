@@ -2,13 +2,14 @@
 
 import { byId, clock, number, setText } from "./format.js";
 import { endOf, startOf } from "./incidents.js";
-import { changed, state } from "./state.js";
+import { changed, now, state } from "./state.js";
 
 const WINDOW = 5; // steps over which a rate is taken
 let axis = "time";
 let metric = null;
 let charts = [];
 let drawnKey = "";
+let zoomed = false; // somebody looks at a part; new points must not take it away
 let shownColumns = [[], [], []];
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -120,12 +121,18 @@ function drawMarks(u, labelled) {
 function readOut(at) {
   const [xs, values, rates] = shownColumns;
   if (at === null || at === undefined || xs[at] === undefined) {
-    setText("readout", "Dashed lines: machines changed. Shaded: an incident. Click: look at that moment; drag: zoom.");
+    setText("readout", "Dashed lines: machines changed. Shaded: an incident. Click: look at that moment; drag: zoom, double click: all.");
     return;
   }
   const time = timeAt(xs[at]);
   const point = state.steps.findLast((item) => item[0] <= time);
   setText("readout", `${clock(time)} · step ${point?.[1] ?? "–"} · epoch ${point?.[2] ?? "–"} · ${metric ?? "loss"} ${number(values[at] ?? null)} · ${rates[at] ? rates[at].toFixed(2) : "–"} steps/s`);
+}
+
+/** While a job runs, curves by time go on to now: a standstill is to be seen. */
+function present() {
+  const running = state.live && state.job && state.job.phase !== "completed" && state.job.phase !== "failed";
+  return axis === "time" && running ? now() : -Infinity;
 }
 
 function options(element, label, ink, { labelled, zero }) {
@@ -137,7 +144,7 @@ function options(element, label, ink, { labelled, zero }) {
     height: element.clientHeight,
     cursor: { sync: { key: "steps" }, points: { size: 7 }, drag: { x: true, y: false } },
     legend: { show: false },
-    scales: { x: { time: axis === "time" }, y: { range: (u, low, high) => (zero ? [0, 1.1 * (high || 1)] : window.uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true)) } },
+    scales: { x: { time: axis === "time", range: (u, low, high) => [low, zoomed ? high : Math.max(high, present())] }, y: { range: (u, low, high) => (zero ? [0, 1.1 * (high || 1)] : window.uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true)) } },
     axes: [
       axis === "time" ? { ...base, values: (u, splits) => splits.map((value) => clock(value)), space: 80, size: 34 } : { ...base, size: 34 },
       { ...base, size: 50, label, labelSize: 20, labelFont: font, values: (u, splits) => splits.map((value) => (value === null ? "" : String(Number(value.toPrecision(4))))) },
@@ -149,6 +156,7 @@ function options(element, label, ink, { labelled, zero }) {
     hooks: {
       drawClear: [drawBehind],
       draw: [(u) => drawMarks(u, labelled)],
+      setSelect: [(u) => { if (u.select.width > 0) zoomed = true; }],
       setCursor: [(u) => readOut(u.cursor.idx)],
     },
   };
@@ -164,6 +172,7 @@ function build(lookAt) {
   readOut(null);
   charts = places.map(([element, label, ink, kind], at) => {
     const chart = new window.uPlot(options(element, label, ink, kind), [data[0], data[at + 1]], element);
+    chart.over.addEventListener("dblclick", () => { zoomed = false; });
     let down = null;
     chart.over.addEventListener("pointerdown", (event) => { down = event.clientX; });
     chart.over.addEventListener("click", (event) => {
@@ -197,11 +206,14 @@ export function drawCharts(lookAt) {
     rebuild = false;
     build(lookAt);
   } else {
-    const key = `${state.steps.length} ${state.steps.at(-1)[0]} ${state.marks.length} ${state.at} ${[...state.incidents.values()].map((row) => row.stage).join()}`;
+    const key = `${state.steps.length} ${state.steps.at(-1)[0]} ${state.marks.length} ${state.at} ${[...state.incidents.values()].map((row) => row.stage).join()} ${Math.floor(present())}`;
     if (key === drawnKey) return;
     drawnKey = key;
     const data = (shownColumns = columns());
-    charts.forEach((chart, at) => chart.setData([data[0], data[at + 1]]));
+    charts.forEach((chart, at) => {
+      chart.setData([data[0], data[at + 1]], !zoomed);
+      if (zoomed) chart.redraw();
+    });
   }
   const last = state.steps.at(-1);
   byId("chart-metric").setAttribute("aria-label", `${metric ?? "loss"} over ${state.steps.length} steps, ${number(last[4][metric] ?? null)} at step ${last[1]}; ${state.marks.filter((mark) => mark.kind !== "start").map((mark) => `${mark.kind} ${mark.text} at step ${mark.step}`).join(", ") || "no change of membership"}`);
@@ -215,6 +227,7 @@ export function setAxis(wanted) {
   byId("axis-time").setAttribute("aria-pressed", String(axis === "time"));
   byId("axis-step").setAttribute("aria-pressed", String(axis === "step"));
   rebuild = true;
+  zoomed = false;
   changed();
 }
 
