@@ -135,6 +135,11 @@ function present() {
   return axis === "time" && running ? now() : -Infinity;
 }
 
+function wide(u, low, high) {
+  const top = zoomed ? high : Math.max(high, present());
+  return top > low ? [low, top] : [low - 1, low + 1];
+}
+
 function options(element, label, ink, { labelled, zero }) {
   const grid = { stroke: colour("--grid"), width: 1 };
   const font = `12px ${colour("--font")}`;
@@ -144,7 +149,7 @@ function options(element, label, ink, { labelled, zero }) {
     height: element.clientHeight,
     cursor: { sync: { key: "steps" }, points: { size: 7 }, drag: { x: true, y: false } },
     legend: { show: false },
-    scales: { x: { time: axis === "time", range: (u, low, high) => [low, zoomed ? high : Math.max(high, present())] }, y: { range: (u, low, high) => (zero ? [0, 1.1 * (high || 1)] : window.uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true)) } },
+    scales: { x: { time: axis === "time", range: wide }, y: { range: (u, low, high) => (zero ? [0, 1.1 * (high || 1)] : window.uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true)) } },
     axes: [
       axis === "time" ? { ...base, values: (u, splits) => splits.map((value) => clock(value)), space: 80, size: 34 } : { ...base, size: 34 },
       { ...base, size: 50, label, labelSize: 20, labelFont: font, values: (u, splits) => splits.map((value) => (value === null ? "" : String(Number(value.toPrecision(4))))) },
