@@ -12,6 +12,9 @@ from typing import Any
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 
+NAMES_SHOWN = 16
+"""How many machines a sentence names."""
+
 
 def sentence(event: say.Event) -> str | None:
     """The fact in a few words; None for events that are of no interest by themselves."""
@@ -40,7 +43,8 @@ def _because(reason: str) -> str:
 
 
 def _many(names: tuple[str, ...]) -> str:
-    return ", ".join(name or "(vacant)" for name in names) or "none"
+    shown = ", ".join(name or "(vacant)" for name in names[:NAMES_SHOWN]) or "none"
+    return f"{shown} and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else shown
 
 
 def _who(plan: say.PlanReady) -> str:
