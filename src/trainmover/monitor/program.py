@@ -127,6 +127,7 @@ class Monitor:
                     lifespan="off",
                     server_header=False,
                     timeout_graceful_shutdown=2,
+                    timeout_keep_alive=30,
                 )
             )
             serving = asyncio.create_task(server.serve(sockets=[listener]))
