@@ -161,7 +161,7 @@ class Cluster:
         try:
             run(self.docker, "pull", REGISTRY_IMAGE, limit=60)
         except Failed:
-            say(f"{REGISTRY_IMAGE} cannot be pulled here: making a base image of Debian's packages")
+            say(f"{REGISTRY_IMAGE} cannot be pulled here: a base image of Debian's packages takes its place")
             return False
         return True
 
