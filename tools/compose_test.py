@@ -314,7 +314,7 @@ def down(cluster: Cluster, killed: str = "") -> None:
 def main() -> None:
     """The test."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=180)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--no-build", action="store_true", help="with the images that are there")
     parser.add_argument(
         "--no-calm", metavar="DIGEST", help="compare with this digest instead of a run of our own"
