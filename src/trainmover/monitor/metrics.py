@@ -76,7 +76,7 @@ def make_registry(chronicle: Chronicle, connected: Callable[[], bool]) -> Collec
         registry=registry,
         buckets=INCIDENT_BUCKETS,
     )
-    for kind in ("failure", "move"):
+    for kind in ("failure", "move", "grow"):
         lasted.labels(kind)
         for outcome in ("closed", "refused"):
             ended.labels(kind, outcome)
@@ -133,7 +133,7 @@ class _Now(Collector):
         yield _states(
             "trainmover_incidents_open",
             "Incidents that are not over.",
-            ("failure", "move"),
+            ("failure", "move", "grow"),
             Count(incident.kind for incident in view.open_incidents),
             label="kind",
         )
