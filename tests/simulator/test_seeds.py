@@ -92,3 +92,15 @@ def test_a_seed_reproduces_its_run_byte_by_byte() -> None:
     }
     assert len(digests) == 1
     assert len(set(next(iter(digests)).split(","))) == 3, "other seeds make other runs"
+
+
+@pytest.mark.parametrize(
+    ("seed", "machines", "standbys", "roles"),
+    [(1108, 4, 0, None), (1136, 4, 0, None), (1197, 4, 0, None), (5204, 6, 1, 3)],
+)
+def test_what_was_found_in_jobs_that_shrink(
+    seed: int, machines: int, standbys: int, roles: int | None
+) -> None:
+    """A leaver that dies before it has left is no spare; a job that held and went on may hold again."""
+    outcome = simulate(draw(seed, machines=machines, standbys=standbys, roles=roles, on_exhausted="shrink"))
+    assert not whole(outcome), whole(outcome)

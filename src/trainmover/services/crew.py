@@ -60,7 +60,7 @@ def next_crew(roster: Roster) -> tuple[Life, ...] | None:
     living = {
         machine: joined.incarnation
         for machine, joined in roster.joined.items()
-        if (machine, joined.incarnation) not in roster.gone and joined.slots >= roster.slots
+        if not roster.is_over(machine, joined.incarnation) and joined.slots >= roster.slots
     }
     members = roster.members
     spares = iter(sorted(set(living) - set(members), key=natural))

@@ -253,20 +253,25 @@ class PlannerCore(Decider):
             )
 
     def _hold(self) -> bool:
-        """Say once per generation that a fresh start waits for machines."""
+        """Say that a fresh start waits for machines: once, as long as it does."""
         roster = self.roster
-        if self._held == roster.generation:
-            return False
+        said = self._held == roster.generation
         if self.phase is Phase.IDLE:
-            return self._hold_unlaunched()
-        if self.phase is Phase.GATHERING or not nothing_to_keep(roster):
+            return not said and self._hold_unlaunched()
+        if self.phase is Phase.GATHERING:
+            return False
+        if not nothing_to_keep(roster):
+            # What was held may have gone on, and may be held again.
+            self._held = -1 if said else self._held
+            return False
+        if said:
             return False
         self._held = roster.generation
         _, lost = roster.lost()[0]
         incident = incident_id(lost, roster.life(lost))
         what = "and its state with it" if roster.replaceable else "before there was anything to keep"
         reason = f"{lost} was lost {what}, and too few machines are left to start again"
-        if len(roster.lost()) == roster.size:
+        if len(roster.lost()) == roster.taken:
             reason = "every machine of the job was lost, and too few others are left to start again"
         if roster.job is not None and roster.job.on_exhausted == "fail":
             self.say(JobFailed(reason=f"{reason}; start the job with more standbys"), incident)

@@ -84,6 +84,7 @@ class Roster:
         self.epoch = 0
         self.settled = False
         self._unseated: set[Life] = set()
+        self._released: set[Life] = set()
         self._lives: dict[str, str] = {}
         self._known: set[Life] = set()
         self._seat_of: dict[str, int] = {}
@@ -221,6 +222,7 @@ class Roster:
         for machine in self._held.keys() - {*event.machines, VACANT}:
             if (life := self.life(machine)) is not None:
                 self._unseated.add((machine, life))
+                self._released.add((machine, life))
         changed: set[str] = set()
         for seat in [seat for seat in self.seats if seat >= len(event.machines)]:
             changed.update(self._seat(seat, None))
@@ -259,7 +261,7 @@ class Roster:
         for machine in machines:
             joined, held = self.joined.get(machine), machine in self._held
             fits = joined is not None and not held and joined.slots >= self.slots
-            if joined is not None and fits and (machine, joined.incarnation) not in self.gone:
+            if joined is not None and fits and not self.is_over(machine, joined.incarnation):
                 if self._idle.get(machine) is not joined:
                     self._idle[machine], self._idle_in_order = joined, None
             elif self._idle.pop(machine, None) is not None:
@@ -357,6 +359,10 @@ class Roster:
             return self._lives[machine]
         joined = self.joined.get(machine)
         return joined.incarnation if joined is not None else None
+
+    def is_over(self, machine: str, incarnation: str) -> bool:
+        """This life has ended, or will: a machine that a switch took off its seat comes back as another."""
+        return (machine, incarnation) in self.gone or (machine, incarnation) in self._released
 
     def dead(self, machine: str) -> bool:
         """This machine's life, as the layout means it, has ended."""

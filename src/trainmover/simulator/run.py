@@ -221,8 +221,10 @@ class _Course:
             if spare.state is not Spare.PARKED:
                 return f"{machine} is {spare.state}, not parked"
             parked += 1
-        if parked and any(parked >= len(unit) for unit in paused(standby.roster)):
-            return f"seats {standby.roster.vacant} are vacant though {parked} spares are parked"
+        for unit in paused(standby.roster):
+            needed = [standby.roster.role_of(seat) for seat in unit]
+            if parked >= len(unit) and all(r is not None and not standby._warming.why_not(r) for r in needed):
+                return f"seats {unit} are vacant though {parked} spares are parked"
         wanted, supply = cluster.setup.standbys, cluster.setup.supply
         hopeless = standby._replenishing.hopeless
         if parked < wanted and supply == 1.0 and not hopeless:
