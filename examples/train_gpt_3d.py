@@ -10,7 +10,8 @@ on a machine, a machine is the two halves of one stage::
     python examples/train_gpt_3d.py --data-ranks 1 --pipe-ranks 1 --tensor-ranks 1  # one process
 
 The lines marked (1) to (5) are what TrainMover asks for.  Line (4) has a ``with step:`` below it, because
-a pipeline may trip over what it hears when a machine is lost in its very first exchange.
+a pipeline may trip over what it hears when a machine is lost in its very first exchange.  With line (6) a
+whole pipeline can pause when a machine of it is lost for good: the others compute its share of each batch.
 """
 
 from __future__ import annotations
@@ -311,7 +312,12 @@ def pipeline(
         output_args=logits if index == stages - 1 else hidden,
         group=ranks,
     )
-    return stage, Schedule1F1B(stage, count, loss_fn=loss_of)
+
+    def share_of_loss(logits: Tensor, target: Tensor) -> Tensor:
+        return loss_of(logits, target) / count
+
+    # Not by the schedule, which would divide all gradients that there are, an earlier share's too.
+    return stage, Schedule1F1B(stage, count, loss_fn=share_of_loss, scale_grads=False)
 
 
 # -- the data ------------------------------------------------------------------------------------
@@ -329,34 +335,23 @@ def read_text(data: Path | None, limit: int) -> Tensor:
 
 
 class Batches:
-    """Random windows of the text, one stream for each pipeline: all ranks of a pipeline draw the same.
+    """Random windows of the text, by step and share: all ranks of a pipeline draw the same.
 
-    A spare that takes a rank's place loads that rank's state and goes on with its stream.
+    Which windows a share has follows from these two numbers alone, whoever computes it.
     """
 
-    def __init__(self, text: Tensor, batch_size: int, context: int, *, seed: int, stream: int) -> None:
+    def __init__(self, text: Tensor, batch_size: int, context: int, *, seed: int) -> None:
         if len(text) < context + 2:
             raise SystemExit(f"the text has {len(text)} bytes; one window needs {context + 2}")
-        self.text, self.batch_size, self.context = text, batch_size, context
-        self.stream, self.position = stream, 0
-        self.generator = torch.Generator().manual_seed(seed * 1_000_003 + stream)
+        self.text, self.batch_size, self.context, self.seed = text, batch_size, context, seed
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, share: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, int64, each of shape (batch_size, context)."""
         last = len(self.text) - self.context
-        starts = torch.randint(last, (self.batch_size, 1), generator=self.generator)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 65_537 + share)
+        starts = torch.randint(last, (self.batch_size, 1), generator=generator)
         windows = self.text[starts + torch.arange(self.context + 1)].long()
-        self.position += 1
         return windows[:, :-1], windows[:, 1:]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Numbers and one tensor."""
-        return {"stream": self.stream, "position": self.position, "generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become the stream that ``state`` was taken from."""
-        self.stream, self.position = state["stream"], state["position"]
-        self.generator.set_state(state["generator"])
 
 
 # -- the run -------------------------------------------------------------------------------------
@@ -418,7 +413,7 @@ def main() -> None:
     args = arguments()
     job = trainmover.join()  # (2) in the place of init_process_group
     mesh = make_mesh(args, job.world_size)
-    stream, index, _ = mesh.get_coordinate()
+    _, index, _ = mesh.get_coordinate()
 
     config = Config(args.layers, args.heads, args.width, args.context, args.dropout, seed=args.seed)
     model = Stage(config, index, args.pipe_ranks)
@@ -439,27 +434,29 @@ def main() -> None:
     )
     text = read_text(args.data, args.data_limit)
     batch_size = args.microbatch_size * args.microbatches
-    data = Batches(text, batch_size, args.context, seed=args.seed, stream=stream)
-    torch.manual_seed(args.seed * 2003 + stream * args.pipe_ranks + index)  # dropout: one for each stage
+    data = Batches(text, batch_size, args.context, seed=args.seed)
+    torch.manual_seed(args.seed * 2003 + index)  # dropout: one for each stage, and each share of a batch
     if job.rank == 0:
         print(f"data x pipe x tensor = {tuple(mesh.shape)}, {args.optimizer} optimizer", flush=True)
 
     times: list[float] = []
     before = time.perf_counter()
-    job.track(model=model, parallel=parallel, optimizer=optimizer, scheduler=scheduler, data=data)  # (3)
+    job.track(model=model, parallel=parallel, optimizer=optimizer, scheduler=scheduler)  # (3)
     for step in job.steps(args.steps):  # (4)
         with step:
-            x, y = data.next_batch()
             model.zero_grad()
             parallel.before_forward()
-            losses: list[Tensor] = []
-            given = (x,) if stage.is_first else ()
-            wanted = {"target": y, "losses": losses} if stage.is_last else {}
-            schedule.step(*given, return_outputs=False, **wanted)
-            loss = torch.stack(losses).mean() if stage.is_last else None
+            for share in step.shares(
+                group=mesh["data"].get_group()
+            ):  # (6) more than one while others are away
+                x, y = data.batch(step.index, share.index)
+                losses: list[Tensor] = []
+                given = (x,) if stage.is_first else ()
+                wanted = {"target": y, "losses": losses} if stage.is_last else {}
+                schedule.step(*given, return_outputs=False, **wanted)
+                step.log(loss=torch.stack(losses).sum() if stage.is_last else None)  # (5) who has one says it
             parallel.after_backward()
-            norm = clip(parallel.groups, args.clip, mesh, parallel.summed_over())
-            step.log(loss=loss, norm=norm)  # (5) before optimizer.step(); the mean is over those that have it
+            step.log(norm=clip(parallel.groups, args.clip, mesh, parallel.summed_over()))
             optimizer.step()
             scheduler.step()
         if not step.committed and step == 0:

@@ -44,10 +44,11 @@ def in_one_process(streams: int) -> list[float]:
     optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, 2, STEPS))
     text, size = read_text(None, 100_000), MICROBATCH * PIECES
-    data = [Batches(text, size, 16, seed=7, stream=stream) for stream in range(streams)]
+    data = Batches(text, size, 16, seed=7)
     found = []
-    for _ in range(STEPS):
-        x, y = (torch.cat(parts) for parts in zip(*(one.next_batch() for one in data), strict=True))
+    for step in range(STEPS):
+        shares = [data.batch(step, share) for share in range(streams)]
+        x, y = (torch.cat(parts) for parts in zip(*shares, strict=True))
         logits = model(x)
         loss_of(logits, y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -110,14 +111,12 @@ def test_layers_that_cannot_be_cut_are_refused() -> None:
         Stage(SMALL, 0, 3)
 
 
-def test_a_spare_goes_on_with_the_pipelines_text() -> None:
-    """A stream made for one pipeline becomes another's by its state."""
+def test_a_share_has_the_same_text_whoever_computes_it() -> None:
+    """Step and share make the windows."""
     text = torch.arange(5000).remainder(256).to(torch.uint8)
-    original, spare = (Batches(text, 4, 16, seed=7, stream=stream) for stream in (1, 0))
-    original.next_batch()
-    spare.load_state_dict(original.state_dict())
-    assert (spare.stream, spare.position) == (1, 1)
-    assert all(torch.equal(a, b) for a, b in zip(original.next_batch(), spare.next_batch(), strict=True))
+    one, other = (Batches(text, 4, 16, seed=7) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.batch(3, 1), other.batch(3, 1), strict=True))
+    assert not torch.equal(one.batch(3, 1)[0], one.batch(3, 0)[0])
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
