@@ -33,3 +33,7 @@ class LinkError(TrainMoverError, RuntimeError):
 
 class JobError(TrainMoverError):
     """The job as a whole cannot go on."""
+
+
+class StateLost(JobError):
+    """What a rank needs to go on exactly is on no machine any more; all ranks that are left find the same."""

@@ -1,7 +1,7 @@
 """A rank without torch: speaks the whole rank protocol, agrees with its peers through files.
 
 Usage: fake_rank.py [--steps N] [--step-seconds S] [--hold-at-end S] [--raise-at STEP]
-                    [--stages N] [--no-recording ROLE] [--fail-in-sandbox ROLE]
+                    [--stages N] [--no-recording ROLE] [--fail-in-sandbox ROLE] [--hang-in-sandbox ROLE]
 
 What a real rank does over links, this one does with small files in RUN_DIR/fake/g<generation>: a
 ``step`` mark per rank, step and epoch is the vote; a ``link`` file per rank and epoch says that its
@@ -191,6 +191,8 @@ class FakeRank:
             )
         )
         if self.mode == "sandbox":
+            while self.options.hang_in_sandbox == ROLE:
+                time.sleep(1.0)
             if self.options.fail_in_sandbox == ROLE:
                 raise RuntimeError("the recording does not fit")
             while not self.peers:
@@ -424,6 +426,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--no-recording", default="")
     parser.add_argument("--fail-in-sandbox", default="none")
+    parser.add_argument("--hang-in-sandbox", default="none")
     FakeRank(parser.parse_args()).run()
 
 

@@ -354,14 +354,51 @@ async def test_an_assignment_may_be_heard_after_the_request_to_prepare(world: Wo
     await world.come_true(lambda: bool(links()))
 
 
-async def test_a_spare_whose_rank_dies_in_one_role_says_which(world: World) -> None:
-    """The end of a sandbox rank is told with its role."""
-    await world.warm("all")
-    await world.warm("other")
-    pid = world.heard(say.RankStarted)[1].pid
+async def test_a_spare_whose_rank_dies_in_one_role_keeps_the_others(world: World) -> None:
+    """The ranks of that role are started again, all of them; the others are not touched."""
+    await world.warm("first", slots=2)
+    await world.warm("last", slots=2)
+    before = {(rank.role, rank.slot): rank.child.pid for rank in world.agent._ranks}
+    os.kill(before["last", 1], signal.SIGKILL)
+    (ended,) = await world.until(say.RankExited)
+    assert (ended.role, ended.mode, ended.again) == ("last", "sandbox", True)
+    await world.until(say.StandbyParked, 6)
+    after = {(rank.role, rank.slot): rank.child.pid for rank in world.agent._ranks}
+    assert {place for place in after if after[place] == before[place]} == {("first", 0), ("first", 1)}
+    assert len(after) == 4
+    assert len(world.heard(say.RankExited)) == 1
+
+
+async def test_a_rank_that_dies_in_one_role_again_is_the_end_of_the_spare(world: World) -> None:
+    """One more try is all that a role gets; so does the one that is to take a seat get none."""
+    await world.warm("first")
+    await world.warm("last")
+    for again in (True, False):
+        (pid,) = (rank.child.pid for rank in world.agent._ranks if rank.role == "last")
+        ends, parked = len(world.heard(say.RankExited)), len(world.heard(say.StandbyParked))
+        os.kill(pid, signal.SIGKILL)
+        assert (await world.until(say.RankExited, ends + 1))[-1].again is again
+        if again:
+            await world.until(say.StandbyParked, parked + 1)
+    await world.assign("first")
+    await world.come_true(lambda: world.agent._relay.role == "first")
+    (pid,) = (rank.child.pid for rank in world.agent._ranks if rank.role == "first")
     os.kill(pid, signal.SIGKILL)
-    (exited,) = await world.until(say.RankExited)
-    assert (exited.mode, exited.role, exited.pid) == ("sandbox", "other", pid)
+    assert (await world.until(say.RankExited, 3))[-1].again is False
+
+
+@pytest.mark.parametrize("world", [("--hang-in-sandbox", "last")], indirect=True)
+async def test_a_warm_up_that_hangs_has_a_limit(world: World) -> None:
+    """It is ended, and told with what was waited for; what is parked stays as it is."""
+    world.agent._job = world.agent._job.model_copy(update={"warm_limit_seconds": 4.0})
+    await world.warm("first")
+    waiting = asyncio.ensure_future(world.warm("last"))
+    (ended,) = await world.until(say.RankExited)
+    waiting.cancel()
+    assert (ended.role, ended.mode, ended.again) == ("last", "sandbox", False)
+    assert "was not warm in the role last within 4 s (--warm-limit)" in ended.error
+    await asyncio.sleep(4.0)  # the limit of the role that is parked
+    assert len(world.heard(say.RankExited)) == 1
 
 
 async def test_a_request_to_warm_that_comes_twice_starts_nothing_new(world: World) -> None:

@@ -228,3 +228,33 @@ def test_the_incident_is_named_after_the_life(bench: Any, kit: Kit) -> None:
     first = bench.hear(probed("m1", "silent"))[0].incident
     second = bench.hear(expired("m1"))[0].incident
     assert first == second is not None
+
+
+def test_a_state_that_is_nowhere_ends_the_job_with_one_sentence(bench: Any, kit: Kit) -> None:
+    """Every rank that is left ends of it: the first one's words are the reason, and nothing follows."""
+    lost = "the private state of rank 1 is lost: rank 2, which kept its copy, was lost with it"
+    ends = [
+        kit.exited(name, code=1, error=lost).model_copy(update={"hopeless": True}) for name in ("m0", "m3")
+    ]
+    assert [event.event for event in bench.hear(ends[0])] == [say.JobFailed(reason=lost)]
+    assert bench.hear(ends[1]) == []
+
+
+def test_a_state_that_is_nowhere_is_gone_back_for_where_there_are_checkpoints(kit: Kit) -> None:
+    """Then it is a loss of machines like any other, after which everything starts from the checkpoint."""
+    bench = kit.Bench(HealthCore())
+    bench.hear(kit.submitted(checkpoint_every=5), *(kit.joined(f"m{i}") for i in range(3)))
+    bench.hear(*(kit.launch(f"m{i}", i) for i in range(3)))
+    bench.hear(kit.committed(1, ("m0", "m1", "m2"), kind="start"), kit.started())
+    for name in ("m0", "m1", "m2"):
+        end = kit.exited(name, code=1, error="lost").model_copy(update={"hopeless": True})
+        assert kit.brief(bench.hear(end)) == [f"machine.failed machine={name}"]
+
+
+def test_a_sandbox_rank_that_is_started_again_is_no_loss(bench: Any, kit: Kit) -> None:
+    """The machine program says that it goes on without it."""
+    end = kit.exited("m3", mode="sandbox", signal=9, role="last").model_copy(update={"again": True})
+    assert bench.hear(end) == []
+    assert kit.brief(bench.hear(kit.exited("m3", mode="sandbox", signal=9, role="last"))) == [
+        "machine.failed machine=m3"
+    ]

@@ -64,6 +64,16 @@ def test_one_role_after_another(kit: Kit) -> None:
     assert {event.memory for event in warms} == {"resident"}
 
 
+def test_a_role_that_is_warmed_again_is_not_parked_until_it_is(kit: Kit) -> None:
+    """A spare whose ranks in one role are started again is not taken for a seat of that role meanwhile."""
+    bench = pipeline(kit)
+    bench.hear(*(kit.parked("s0", role=role) for role in ("first", "middle", "last")))
+    end = kit.exited("s0", mode="sandbox", signal=9, role="middle").model_copy(update={"again": True})
+    assert bench.hear(end) == []
+    assert kit.brief(bench.hear(kit.failed("m2"))) == []
+    assert "standby.assigned leaver=m2 joiner=s0" in kit.brief(bench.hear(kit.parked("s0", role="middle")))
+
+
 def test_only_the_first_role_keeps_its_tensors_when_memory_is_short(kit: Kit) -> None:
     """With standby memory sequential the first role is resident and the others are released."""
     bench = pipeline(kit, standby_memory="sequential")

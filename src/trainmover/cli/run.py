@@ -115,6 +115,10 @@ def run(
             help="Tensors that a standby keeps: of all roles that it is warm in, or of the first one only."
         ),
     ] = StandbyMemory.RESIDENT,
+    warm_limit: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="Longest that a standby may take to be warm in a role."),
+    ] = 1800.0,
     recordings: Annotated[
         str | None,
         typer.Option(
@@ -185,6 +189,7 @@ def run(
         checkpoint_every=checkpoint_every,
         checkpoints=place_of(checkpoints),
         checkpoint_keep=keep,
+        warm_limit_seconds=warm_limit,
         resume=resume,
         tls=tls,
         state=state.value,

@@ -44,6 +44,7 @@ from trainmover.machine.ranks import Rank, Ranks
 from trainmover.machine.relay import Relay
 from trainmover.machine.says import RANK_SAYS
 from trainmover.machine.vitals import GpuVitals, ProcessVitals
+from trainmover.machine.warmups import WarmUps
 
 RELEASE_PATIENCE: Final = 5.0
 FINISH_PATIENCE: Final = 300.0
@@ -71,6 +72,7 @@ class Agent:
         self._waiting: list[Envelope] = []
         self._joined = False
         self._relay = Relay(config.name, self._ranks)
+        self._warmups = WarmUps(self._ranks, self._relay, self._warm)
         self._said = 0
         self._outbox: asyncio.Queue[Envelope] = asyncio.Queue()
         self._stop = asyncio.Event()
@@ -138,6 +140,7 @@ class Agent:
                 await self._ranks.end(RELEASE_PATIENCE)
             await feed.close()
         finally:
+            self._warmups.forget()
             await self._ranks.end(0.0)
             if beats is not None:
                 beats.cancel()
@@ -201,8 +204,15 @@ class Agent:
         log.info("warming up as a standby in the role %s, generation %d", event.role, event.generation)
         if newest < event.generation:
             await self._end_ranks()
-        environments = environment.sandbox(self._seat(), job, event)
-        await self._start_ranks(job, "sandbox", event.generation, environments, event.role, event.urgent)
+        await self._warm(event)
+
+    async def _warm(self, event: say.StandbyWarm) -> None:
+        assert self._job is not None, "who warms up knows the job"
+        environments = environment.sandbox(self._seat(), self._job, event)
+        self._warmups.begun(event, self._job.warm_limit_seconds)
+        await self._start_ranks(
+            self._job, "sandbox", event.generation, environments, event.role, event.urgent
+        )
 
     async def _on_assigned(self, event: say.StandbyAssigned) -> None:
         if (event.joiner, event.joiner_incarnation) == (self.config.name, self.incarnation):
@@ -284,13 +294,15 @@ class Agent:
 
     def _rank_gone(self, rank: Rank, ended: Exit) -> None:
         error = rank.error(ended)
-        self._lost_a_rank = True
+        again = self._warmups.again(rank)
+        self._lost_a_rank |= not again
         log.warning("rank in slot %d ended: %s%s", rank.slot, ended, f"\n{error}" if error else "")
-        self._say(rank.exited(self.config.name, self.incarnation, ended))
+        self._say(rank.exited(self.config.name, self.incarnation, ended, again=again))
 
     # -- what this machine does
 
     async def _end_ranks(self) -> None:
+        self._warmups.forget()
         await self._ranks.end(0.0)
         self._relay.forget()
 

@@ -27,6 +27,7 @@ from trainmover.events.catalogue import (
     RankFinished,
     RankMode,
     RankStarted,
+    StandbyParked,
     StepSample,
     SwitchAdopted,
 )
@@ -60,6 +61,9 @@ class Rank:
         finished: it said that it has done all its steps.
         asked: its end was asked for.
         words: what it said of its own end.
+        hopeless: it said that no rank can go on.
+        parked: it said that it is warm.
+        late: it was ended because it was not warm in time.
         step: last committed step index that it told of.
     """
 
@@ -74,6 +78,9 @@ class Rank:
     finished: bool = False
     asked: bool = False
     words: str = ""
+    hopeless: bool = False
+    parked: bool = False
+    late: bool = False
     step: int = 0
 
     def note(self, event: Event) -> None:
@@ -81,10 +88,12 @@ class Rank:
         match event:
             case RankStarted():
                 self.endpoint = event.endpoint
+            case StandbyParked():
+                self.parked = True
             case RankFinished():
                 self.finished = True
             case RankExited():
-                self.words = event.error
+                self.words, self.hopeless = event.error, event.hopeless
             case StepSample():
                 self.step = max(self.step, event.step)
             case SwitchAdopted():
@@ -113,7 +122,7 @@ class Rank:
             return ""
         return self.child.last_words()[-ERROR_CHARACTERS:]
 
-    def exited(self, machine: str, incarnation: str, ended: Exit) -> RankExited:
+    def exited(self, machine: str, incarnation: str, ended: Exit, *, again: bool = False) -> RankExited:
         """The event that tells of its end."""
         return RankExited(
             machine=machine,
@@ -126,6 +135,8 @@ class Rank:
             signal=ended.signal,
             error=self.error(ended),
             role=self.role,
+            hopeless=self.hopeless,
+            again=again,
         )
 
 
@@ -248,6 +259,10 @@ class Ranks:
             rank.asked = True
             rank.child.kill()
         await self._end(others, 0.0)
+
+    async def end_role(self, role: str) -> None:
+        """SIGKILL the ranks of one role."""
+        await self._end(self.of_role(role), 0.0)
 
     async def _end(self, ranks: Sequence[Rank], patience: float) -> None:
         for rank in ranks:

@@ -30,6 +30,7 @@ class RunConfig:
     checkpoint_every: int = 0
     checkpoints: str = ""
     checkpoint_keep: int = 2
+    warm_limit_seconds: float = 1800.0
     resume: bool = False
     tls: bool = False
     state: Literal["mirror", "checkpoint", "none"] = "mirror"

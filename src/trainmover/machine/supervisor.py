@@ -193,6 +193,7 @@ class LocalRun:
             checkpoint_every=self.config.checkpoint_every,
             checkpoints=self.config.checkpoints,
             checkpoint_keep=self.config.checkpoint_keep,
+            warm_limit_seconds=self.config.warm_limit_seconds,
             resume=self.config.resume,
             state=self.config.state,
         )

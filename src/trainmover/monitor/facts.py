@@ -84,6 +84,7 @@ _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
         f"rank process {e.pid} on {e.machine} slot {e.slot} ended"
         f" ({f'signal {e.signal}' if e.signal is not None else f'code {e.code}'})"
         f"{_because(e.error.strip().splitlines()[-1]) if e.error.strip() else ''}"
+        f"{'; it is started again' if e.again else ''}"
     ),
     say.LinkBroken: lambda e: f"rank {e.rank} lost rank {e.peer} on {e.peer_machine}{_because(e.reason)}",
     say.LinkRepair: lambda e: f"links are made again in a new epoch{_because(e.reason)}",

@@ -46,6 +46,11 @@ class Warmth:
             for part, seconds in event.seconds.items():
                 parts[part] = max(seconds, parts.get(part, 0.0))
 
+    def begin_again(self, event: say.RankExited) -> None:
+        """Its ranks in a role are started anew."""
+        if event.generation == self.generation:
+            self._slots.pop(event.role, None)
+
     @property
     def parked(self) -> list[str]:
         """Roles that all its slots are parked in."""

@@ -208,6 +208,13 @@ def _machine_failed(view: ClusterView, envelope: Envelope, event: say.MachineFai
 
 
 def _rank_exited(view: ClusterView, envelope: Envelope, event: say.RankExited) -> None:
+    if event.again:
+        machine = _life(view, event.machine, event.incarnation)
+        if machine is not None:
+            machine.warmth.begin_again(event)
+            machine.state = "warming" if machine.state == "parked" else machine.state
+            machine.note = f"a rank ended in the role {event.role}; started again"
+        return
     view._evidence.setdefault(event.machine, envelope.time)
 
 
@@ -270,7 +277,7 @@ def _parked(view: ClusterView, envelope: Envelope, event: say.StandbyParked) -> 
         return
     machine.warmth.park(event)
     if machine.state == "warming" and machine.warmth.complete:
-        machine.state = "parked"
+        machine.state, machine.note = "parked", ""
 
 
 def _assigned(view: ClusterView, envelope: Envelope, event: say.StandbyAssigned) -> None:

@@ -238,6 +238,11 @@ class HealthCore(Decider):
         life = (event.machine, event.incarnation)
         if event.generation < self.roster.generation:
             return
+        if event.again:
+            return
+        if event.hopeless:
+            self._nobody_can_go_on(event)
+            return
         raised = event.mode == "live" and event.code not in (None, 0) and bool(event.error.strip())
         if raised and not self.roster.started and not self._others_lost(life):
             self.say(JobFailed(reason=_script_error(event, "before the first step was committed")))
@@ -248,6 +253,17 @@ class HealthCore(Decider):
         if self._script_errors >= min(SCRIPT_ERRORS, max(1, self.roster.size)):
             times = f"on {self._script_errors} machines in a row without a committed step between them"
             self.say(JobFailed(reason=_script_error(event, times)))
+
+    def _nobody_can_go_on(self, event: RankExited) -> None:
+        """A state is on no machine any more; every rank that is left ends of it, and one sentence is enough.
+
+        With checkpoints it is a loss of all machines, from which the job goes back.
+        """
+        job = self.roster.job
+        if job is not None and (job.checkpoint_every or job.resume):
+            self._take((event.machine, event.incarnation), "rank exited", _how_it_ended(event))
+        else:
+            self.say(JobFailed(reason=event.error.strip()[:MAX_TEXT]))
 
     def _others_lost(self, life: Life) -> bool:
         """Another machine failed in this generation: an error may be the echo of that."""

@@ -45,6 +45,9 @@ class Warming:
     def note_end(self, event: RankExited) -> None:
         """A rank of a spare ended; while it was being warmed, that is a sign against the role."""
         life = (event.machine, event.incarnation)
+        if event.again:
+            self._slots.get((life, event.generation), {}).pop(event.role, None)
+            return
         parked = self._slots.get((life, event.generation), {}).get(event.role, ())
         if event.mode == "sandbox" and len(parked) < self._roster.slots:
             last = event.error.strip().splitlines()[-1:] or ["it did not say why"]

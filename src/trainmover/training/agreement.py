@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainmover.errors import JobError
+from trainmover.errors import JobError, StateLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def resolve(
             raise JobError(f"ranks {late} bring committed steps to a start from nothing")
         return Resolution(0, (), (), tuple(range(len(reports))))
     if not any(report.history for report in reports):
-        raise JobError("no rank of the new epoch has any committed state; nothing can be continued")
+        raise StateLost("no rank of the new epoch has any committed state; nothing can be continued")
     there = [rank for rank in range(len(reports)) if rank not in absent]
     committed = max(reports[rank].committed for rank in there if reports[rank].member)
     stale = {rank for rank in newcomers if not reports[rank].reaches(committed)}

@@ -14,11 +14,13 @@ each meeting is a whole agreement, so nothing is ever half done.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -27,7 +29,7 @@ from trainmover.ccl import algorithms
 from trainmover.ccl.engine import CallsOpen, Engine, EpochBroken, Steps
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
-from trainmover.errors import JobError, LinkError
+from trainmover.errors import JobError, LinkError, StateLost
 from trainmover.events.catalogue import SwitchAdopted
 from trainmover.topology.links import BOUNDARY, STATE, WORLD
 from trainmover.training import agreement, handover, transfer
@@ -46,6 +48,10 @@ MAX_METRICS = 16
 DIGEST_BYTES = 32
 BOUNDARY_SECONDS = 3600.0
 """Limit of one vote or meeting: the slowest rank's step, at most."""
+
+
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,22 @@ class Settled:
     switch_seconds: float
     copy_seconds: float
     verify_seconds: float
+
+
+def _telling(
+    method: Callable[Concatenate[Boundary, Arguments], Found],
+) -> Callable[Concatenate[Boundary, Arguments], Found]:
+    """Tell the machine program why this rank ends, when no rank can go on."""
+
+    @functools.wraps(method)
+    def told(boundary: Boundary, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Found:
+        try:
+            return method(boundary, *args, **kwargs)
+        except StateLost as error:
+            boundary.session.say_lost(error)
+            raise
+
+    return told
 
 
 class Boundary:
@@ -107,6 +129,7 @@ class Boundary:
 
     # -- vote ----------------------------------------------------------------------------------
 
+    @_telling
     def vote(self, metrics: Mapping[str, Metric]) -> Verdict:
         """Decide the current step with all ranks. Blocks until it is decided, whatever happens.
 
@@ -250,6 +273,7 @@ class Boundary:
 
     # -- settling ------------------------------------------------------------------------------
 
+    @_telling
     def settle(self, *, joining: bool = False) -> Settled | None:
         """Between two iterations: carry out what was agreed. None when nothing had changed.
 

@@ -17,7 +17,7 @@ from trainmover.ccl import algorithms
 from trainmover.ccl.engine import Engine, Steps
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
-from trainmover.errors import JobError
+from trainmover.errors import JobError, StateLost
 from trainmover.training import mirror_copy, transfer
 from trainmover.training.agreement import Resolution
 from trainmover.training.mirror import Mirrors
@@ -62,24 +62,25 @@ class Handover:
         """For each joiner its sources.
 
         Raises:
-            JobError: a joiner's state, or its private part, is on no machine any more.
+            StateLost: a joiner's state, or its private part, is on no machine any more.
         """
         found = sources_of(self.order, self.resolution)
         for joiner, ranks in found.items():
             guardian = self.order.guardian(joiner)
             if guardian not in self.resolution.members:
-                raise JobError(
+                raise StateLost(
                     f"the private state of rank {joiner} (random generators, data position) is lost: rank "
-                    f"{guardian}, which kept its copy, was lost with it; this job cannot go on exactly"
+                    f"{guardian}, which kept its copy, was lost with it; this job cannot go on exactly "
+                    "(with --checkpoint-every it would go back to a checkpoint)"
                 )
             mirrored = self.order.mirrored(joiner)
             if mirrored is not None and mirrored not in self.resolution.members:
-                raise JobError(
+                raise StateLost(
                     f"the state of rank {joiner} is lost: rank {mirrored}, which kept its mirror, was lost "
                     "with it"
                 )
             if not ranks and mirrored is None:
-                raise JobError(
+                raise StateLost(
                     f"the state of rank {joiner} is lost: no rank with the same state is left on another "
                     "machine; replicate it (data-parallel replicas on different machines)"
                 )

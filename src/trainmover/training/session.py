@@ -18,7 +18,7 @@ from trainmover.ccl.connection import Connection
 from trainmover.ccl.engine import Engine
 from trainmover.ccl.secure import LinkTls
 from trainmover.ccl.table import LinkTable, Peer, Plan, new_life
-from trainmover.errors import JobError, LinkError
+from trainmover.errors import JobError, LinkError, StateLost
 from trainmover.events.catalogue import (
     Endpoint,
     Event,
@@ -26,6 +26,7 @@ from trainmover.events.catalogue import (
     JobFailed,
     LinkBroken,
     MachineFailed,
+    RankExited,
     RankStarted,
     RolesFound,
     SandboxPeers,
@@ -147,6 +148,24 @@ class Session:
         """Whether the roles say that no other machine has a rank's state; False while they are unknown."""
         roles = self._roles
         return roles is not None and any(_has(row, rank) for row in roles.unreplicated)
+
+    def say_lost(self, error: StateLost) -> None:
+        """Tell why this rank, and every other one, is about to end."""
+        self.say(
+            RankExited(
+                machine=self.env.machine,
+                incarnation=self.env.incarnation,
+                slot=self.env.slot,
+                mode="sandbox" if self.sandbox and not self.settled else "live",
+                generation=self.env.generation,
+                pid=os.getpid(),
+                code=1,
+                signal=None,
+                error=str(error),
+                role=self.env.role,
+                hopeless=True,
+            )
+        )
 
     def close(self) -> None:
         """Leave: say BYE on every link, hang up."""

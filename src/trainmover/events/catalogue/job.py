@@ -54,6 +54,8 @@ class JobSubmitted(Event):
     """What becomes of state that no other machine has: it has a mirror on another machine, so that a loss
     costs no step; the job goes back to the newest checkpoint (as where the mirror is lost as well); or it
     ends."""
+    warm_limit_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0
+    """Longest that a spare may take to be warm in one role."""
     resume: bool = False
     """Go on from the newest checkpoint there, whoever made it."""
 

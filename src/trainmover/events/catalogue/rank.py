@@ -75,6 +75,10 @@ class RankExited(Event):
     signal: int | None
     error: Text = ""
     role: Role = ""
+    hopeless: bool = False
+    """It ended because a state is on no machine any more, as ``error`` says: no rank can go on."""
+    again: bool = False
+    """A sandbox rank that is started anew; the machine goes on."""
 
 
 class RankFinished(Event):
