@@ -8,7 +8,8 @@ state, may not be lost together, unless there are checkpoints: so without them m
 of their own, and one that is cut off (for which there is no telling in which step it is noticed) is the only
 one.  Everything else may come together.
 
-A trouble begins when a rank is at a point (it *pauses* there meanwhile), or a moment after an event.
+Every plan replaces some machine.  A trouble begins when a rank is at a point (it *pauses* there meanwhile),
+or a moment after an event.
 """
 
 from __future__ import annotations
@@ -34,22 +35,21 @@ WHAT: Final[dict[TroubleKind, str]] = {
 
 SERVICES: Final = ("health", "standby", "planner", "switcher")
 
-MOMENTS: Final = (
-    "training.started",
-    "roles.found",
-    "recording.ready",
-    "standby.parked",
-    "machine.failed",
-    "move.requested",
-    "standby.assigned",
-    "plan.ready",
-    "switch.prepare",
-    "switch.prepared",
-    "switch.adopted",
-    "switch.committed",
-    "training.resumed",
-)
-"""Events after which a trouble may begin."""
+MOMENTS: Final[dict[str, tuple[int, int]]] = {
+    "training.started": (1, 1),
+    "roles.found": (1, 1),
+    "recording.ready": (1, 1),
+    "standby.parked": (1, 2),
+    "standby.assigned": (1, 2),
+    "plan.ready": (1, 3),
+    "switch.prepare": (1, 3),
+    "switch.prepared": (1, 9),
+    "switch.adopted": (1, 9),
+    "switch.committed": (1, 3),
+    "standby.replenish": (1, 1),
+    "training.resumed": (1, 2),
+}
+"""Events after which a trouble may begin, and at the first and last of how many: a start is a switch, too."""
 
 PAUSE_SECONDS: Final = 0.5
 FIRST_STEP: Final = 3
@@ -159,26 +159,27 @@ class _Drawing:
         steps = self._steps(losses)
         for step in steps:
             self._loss(step, members)
+        if not steps or self.chance.random() < 0.4:
+            self.faults.append(FaultSpec("move", chance.choice(members), self._step()))
         if every and losses and chance.random() < 0.4:
             self._loss(steps[0], members)
         if spares and chance.random() < 0.4:
             point = chance.choice(list(SWITCH_POINTS))
             self._fault("kill", chance.choice(spares), 0, point)
-        if chance.random() < 0.4:
-            self.faults.append(FaultSpec("move", chance.choice(members), self._step()))
         if chance.random() < 0.2:
             self.faults.append(FaultSpec("slow", chance.choice(members), self._step(), factor=3.0))
         around = [kind for kind in setting.kinds if kind not in ("cut", "part")]
-        fewest = 0 if self.faults or self.troubles else 1
-        for _ in range(chance.randint(fewest, 3) if around else 0):
+        for _ in range(chance.randint(0, 3) if around else 0):
             self._around(chance.choice(around), members)
         return Plan(self.seed, tuple(self.faults), tuple(self.troubles), every)
 
     # -- what ranks do -----------------------------------------------------------------------------
 
     def _step(self) -> int:
+        steps = self.setting.steps
         first = 0 if self.chance.random() < 0.15 else FIRST_STEP
-        return self.chance.randrange(min(first, self.setting.steps - 2), self.setting.steps - 1)
+        last = steps - 1 if steps < 8 or self.chance.random() < 0.2 else steps * 3 // 4
+        return self.chance.randrange(min(first, steps - 2), last)
 
     def _steps(self, count: int) -> list[int]:
         """Different steps, not one after the other."""
@@ -215,8 +216,9 @@ class _Drawing:
             )
             self.faults.append(pause)
             return str(pause), 1, 0.0
+        moment = chance.choice(list(MOMENTS))
         delay = chance.choice([0.0, 0.0, 0.01, 0.1, 1.0])
-        return chance.choice(MOMENTS), chance.choice([1, 1, 1, 2, 4]), round(delay * chance.random(), 3)
+        return moment, chance.randint(*MOMENTS[moment]), round(delay * chance.random(), 3)
 
     def _network(self, kind: Literal["cut", "part"], members: Sequence[str]) -> None:
         moment, nth, delay = self._moment(members)
