@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainmover.events.catalogue.base import MAX_MACHINES, Count, Event, Name, Text
+from trainmover.events.catalogue.base import MAX_MACHINES, Count, Event, Name, Seconds, Text
 
 
 class JobSubmitted(Event):
@@ -54,7 +54,7 @@ class JobSubmitted(Event):
     """What becomes of state that no other machine has: it has a mirror on another machine, so that a loss
     costs no step; the job goes back to the newest checkpoint (as where the mirror is lost as well); or it
     ends."""
-    warm_limit_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1800.0
+    warm_limit_seconds: Seconds = 1800.0
     """Longest that a spare may take to be warm in one role."""
     resume: bool = False
     """Go on from the newest checkpoint there, whoever made it."""
