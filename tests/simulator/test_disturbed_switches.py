@@ -187,7 +187,7 @@ CONTROL: Final[dict[str, Disturb]] = {
 }
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("phase", ["opened", *PHASES])
 @pytest.mark.parametrize("kind", ["failure", "move"])
 def test_the_control_plane_is_disturbed(kind: Kind, phase: str) -> None:
@@ -212,7 +212,7 @@ def test_everything_fails_together() -> None:
             check(disturbed(kind, phase, all_of_it), kind)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("phase", list(PHASES))
 @pytest.mark.parametrize(
     ("kind", "who"),
