@@ -175,7 +175,7 @@ async def test_machines_wait_for_a_log_that_they_may_not_make(server: NatsServer
     configured = Accounts(accounts(PASSWORDS, job), "reader", PASSWORDS["reader"])
     with NatsServer(server.folder / "later", accounts=configured) as running:
         with pytest.raises(BusError, match="submit the job"):
-            await NatsBus.connect(address(running, "machine"), job, "machine/m0", limit=12.0)
+            await NatsBus.connect(address(running, "machine"), job, "machine/m0", limit=6.0)
         waiting = asyncio.create_task(
             NatsBus.connect(address(running, "machine"), job, "machine/m0", limit=30.0)
         )

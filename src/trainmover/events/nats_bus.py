@@ -42,7 +42,7 @@ from trainmover.events.tasks import end_tasks
 DUPLICATE_WINDOW: Final = 120.0
 """Seconds in which the stream drops a second message with the same id."""
 
-CREATE_SECONDS: Final = 10.0
+CREATE_SECONDS: Final = 3.0
 ASK_SECONDS: Final = 2.0
 WAIT_SECONDS: Final = 0.25
 """Making the log: how long one try may take, how long asking for it, and the pause between two questions."""
