@@ -18,7 +18,8 @@ FSDP: Script = (str(Path(__file__).parent / "scripts" / "fsdp.py"),)
 STEPS = 24
 
 
-@pytest.mark.parametrize("script", [SHARDED, FSDP], ids=["sharded", "fsdp"])
+@pytest.mark.long(every=2)
+@pytest.mark.parametrize("script", [FSDP, SHARDED], ids=["fsdp", "sharded"])
 def test_a_machine_whose_state_nobody_has_is_killed(script: Script, tmp_path: Path) -> None:
     """In the middle of a vote: the next machine has what its joiner needs, for the step before and after."""
     folders = [tmp_path / name for name in ("straight", "killed")]
