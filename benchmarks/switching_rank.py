@@ -6,6 +6,8 @@ A process serves one life after another: one that was replaced becomes the next 
 
 from __future__ import annotations
 
+import itertools
+import resource
 import threading
 import time
 import traceback
@@ -35,6 +37,8 @@ LIMIT = 60.0
 DATA, TENSOR = "data", "tensor"
 TENSOR_SIZE = 4
 """Ranks of a tensor group; every rank is also in the data group of all."""
+PAUSE_SECONDS = 0.02
+"""From vote to vote, where they are not one right after the other."""
 
 
 @dataclass
@@ -193,7 +197,8 @@ class RankProcess:
         def walk(group: Group, tag: int) -> Steps:
             return algorithms.all_reduce(group, tensor, combine, tag)
 
-        self.comm.run(DATA, Call("all_reduce", f"{tensor.numel()}", [tensor], True, walk)).wait()
+        call = Call("all_reduce", f"{tensor.numel()}", [tensor], True, walk, begins="waits")
+        self.comm.run(DATA, call).wait()
 
     def next_step(self) -> int:
         """Wait until the training thread begins a step; returns its number."""
@@ -212,11 +217,14 @@ class RankProcess:
 
     # -- votes -----------------------------------------------------------------------------------
 
-    def vote(self, count: int) -> dict[str, float]:
-        """Vote on so many steps, one after the other, and return the mean costs of one."""
+    def vote(self, count: int) -> dict[str, Any]:
+        """Vote on so many steps, one right after the other.
+
+        Returns:
+            The mean costs of one vote, and ``each_seconds``: how long each has taken here.
+        """
         assert self.engine is not None
-        tracked = TrackedState()
-        boundary = Boundary(Standing(self.comm), tracked)  # type: ignore[arg-type]
+        boundary = self._boundary()
         run, inside = Engine.run.__get__(self.engine), [0.0, 0.0]
 
         def timed(*args: Any) -> Any:
@@ -231,16 +239,41 @@ class RankProcess:
         for _ in range(20):
             assert boundary.vote({"loss": 1.0}).commit
         inside[:] = 0.0, 0.0
-        cpu, began = time.process_time(), time.monotonic()
+        switches, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw, time.process_time()
+        ends = [time.monotonic()]
         for _ in range(count):
             assert boundary.vote({"loss": 1.0}).commit
-        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+            ends.append(time.monotonic())
+        cpu = time.process_time() - cpu
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - switches
+        del self.engine.run
         return {
-            "seconds": seconds / count,
+            "seconds": (ends[-1] - ends[0]) / count,
             "collective_seconds": inside[0] / count,
             "cpu_seconds": cpu / count,
             "collective_cpu_seconds": inside[1] / count,
+            "switches": switches / count,
+            "each_seconds": [end - begin for begin, end in itertools.pairwise(ends)],
         }
+
+    def vote_after_steps(self, count: int, first: float) -> list[tuple[float, float]]:
+        """Vote so many times after a pause and a small sum, as in a step; its begin and end each time.
+
+        Args:
+            count: how many.
+            first: moment of the first one's sum, known to all processes of this machine.
+        """
+        boundary, flag, spans = self._boundary(), torch.zeros(1), []
+        for number in range(count):
+            time.sleep(max(0.0, first + number * PAUSE_SECONDS - time.monotonic()))
+            self._sum(flag)
+            began = time.monotonic()
+            assert boundary.vote({"loss": 1.0}).commit
+            spans.append((began, time.monotonic()))
+        return spans
+
+    def _boundary(self) -> Boundary:
+        return Boundary(Standing(self.comm), TrackedState())  # type: ignore[arg-type]
 
     def end(self) -> None:
         """Leave in good order."""

@@ -9,7 +9,7 @@ out at the exact step, and the driver wakes what a spec froze for some seconds.
     stop:machine=0,step=30,seconds=8  SIGSTOP to every process of m0, SIGCONT eight seconds later
     slow:machine=1,step=30,factor=3   each step of m1 takes three times as long from there on
     pause:machine=1,step=30,seconds=2 rank 0 of m1 stands still for two seconds, nothing else does
-    kill:machine=1,step=20,at=voting  SIGKILL when half of m1's ballot on step 20 is out
+    kill:machine=1,step=20,at=voting  SIGKILL when m1's ballot on step 20 is out
 
 ``machine=1`` and ``machine=m1`` are the same machine.  ``step=N`` means: before the body of step
 index N (counted from 0) runs, so two runs with the same specs can be compared.  ``at=`` names another
@@ -34,7 +34,10 @@ STEP_POINTS: dict[str, str] = {
     "forward": "Before the first forward pass of a tracked module.",
     "collective": "In a collective call, after it was begun; nth=2: in the second one of the step.",
     "vote": "Before anything of the vote is sent.",
-    "voting": "In the vote: private values are mirrored, the ballot is out to one rank; nth=2: to two.",
+    "voting": (
+        "In the vote: private values are mirrored, the ballot is out; from rank 0, who counts: the tally to "
+        "one rank; nth=2: to two."
+    ),
     "voted": "The step is committed, the optimizer has not begun.",
     "optimizer": "In the optimizer, after its first parameter group.",
     "stepped": "The step's body has ended, the next boundary has not begun.",

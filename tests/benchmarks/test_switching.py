@@ -34,6 +34,7 @@ def test_steps_and_votes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     vote = switching.measure_vote(batches=2, count=5)
     assert 0 < vote["fastest_collective_seconds"] <= vote["collective_seconds"] <= vote["seconds"]
     assert 0 < vote["collective_cpu_seconds"] <= vote["cpu_seconds"]
+    assert min(vote["slowest_seconds"], vote["step_seconds"]) > 0
 
 
 def rows(
@@ -44,7 +45,7 @@ def rows(
         {"part": "swap", "ranks": ranks, "seconds": 0.001, "cpu_seconds": 0.001} for ranks in switching.SIZES
     ]
     sizes[-1].update(seconds=swap, cpu_seconds=cpu)
-    return [*sizes, {"part": "prepare", "ratio": ratio}, {"part": "vote", "collective_seconds": vote}]
+    return [*sizes, {"part": "prepare", "ratio": ratio}, {"part": "vote", "step_seconds": vote}]
 
 
 def test_the_summary_holds_the_figures_against_their_limits() -> None:

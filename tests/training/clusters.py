@@ -9,18 +9,20 @@ gradients here are drawn from seeds.
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from tests.ccl.worlds import LIMIT, wait_until
 from tests.training.trainees import StandIn, Trainee, undisturbed
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.tags import tag_of
+from trainmover.ccl.transfer import Transfer
+from trainmover.ccl.view import Group
+from trainmover.ccl.vote_walks import Poll
 from trainmover.errors import DecodeError, JobError, LinkError
 from trainmover.events.catalogue import (
     Event,
@@ -40,6 +42,7 @@ from trainmover.events.frames import Decoder, encode_frame
 from trainmover.faults import FaultSpec, parse_faults
 from trainmover.sandbox.player import Player
 from trainmover.topology.layout import Layout
+from trainmover.training import agreement
 from trainmover.training.boundary import Boundary
 from trainmover.training.environment import Environment
 from trainmover.training.job import Job, Step
@@ -53,8 +56,24 @@ class Killed(BaseException):
     """Ends the main thread of a rank that was killed there."""
 
 
+TELLER = 0
+"""The rank that counts the ballots."""
+
 IN_WALKS = ("mirror", "voting", "prepared", "meeting", "copy")
 """Fault points that are passed by whoever runs the engine just then."""
+
+
+class Muffled(Group):
+    """A group in which only some members hear me."""
+
+    heard_by: Sequence[int] = ()
+
+    def send_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
+        if member in self.heard_by:
+            return super().send_bytes(member, view, tag, keep)
+        lost = Transfer(view, tag, keep)
+        lost.finish()
+        return lost
 
 
 class Doomed(Boundary):
@@ -66,18 +85,23 @@ class Doomed(Boundary):
     learned: Callable[[], bool]
     die: Callable[[], None]
 
-    def _vote(self, candidate: int, private: bytes, numbers: torch.Tensor, names: list[str]) -> Steps:
+    def _vote(self, candidate: int, private: bytes, numbers: list[float], names: list[str]) -> Steps:
         if candidate != self.candidate:
-            yield from super()._vote(candidate, private, numbers, names)
-            return
+            return (yield from super()._vote(candidate, private, numbers, names))
         group = self._group()
         if self.when == "before the mirror":
             self.die()
         yield from self._mirror(group, candidate, private)
-        if self.when == "with ballots out":
-            # In a world of three, rank 2 swaps ballots with both others, in the last round of the doubling.
-            tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
-            yield [group.send(member, numbers, tag) for member in self.told]
+        tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
+        if self.when == "with its ballot out":
+            yield [group.send_bytes(TELLER, struct.pack(f"<{len(numbers)}d", *numbers), tag, None)]
+        elif self.when == "with the tally out":
+            muffled = Muffled(
+                group.engine, group.group, group.channel, group.ranks, group.positions, group.me
+            )
+            object.__setattr__(muffled, "heard_by", self.told)  # a group is frozen for those who use it
+            yield from Poll(muffled, len(numbers), tag).vote(numbers, agreement.tally)
+        if self.when.endswith("out"):
             wait_until(self.learned, "those who were told have the outcome", 5.0)
         self.die()
 

@@ -42,36 +42,38 @@ def test_a_rank_killed_in_a_step(cluster: MakeCluster, victim: int, index: int, 
     assert ranks[victim].machine == "s0"
 
 
+OUT = [(2, "with its ballot out", [0, 1])] + [
+    (0, "with the tally out", told) for told in ([], [1], [2], [1, 2])
+]
+"""Who dies with the vote half over, and who has the outcome then."""
+
+
 @pytest.mark.parametrize(
-    ("when", "told"),
-    [
-        ("before the mirror", []),
-        ("after the mirror", []),
-        ("with ballots out", [0]),
-        ("with ballots out", [1]),
-        ("with ballots out", [0, 1]),
-    ],
+    ("victim", "when", "told"),
+    [(rank, when, []) for when in ("before the mirror", "after the mirror") for rank in (0, 2)] + OUT,
 )
 @pytest.mark.parametrize("candidate", [2, 4, 6])
-def test_a_torn_vote(cluster: MakeCluster, candidate: int, when: str, told: list[int]) -> None:
-    """Rank 2 dies inside the vote: some survivors may have committed the step; all end alike."""
+def test_a_torn_vote(cluster: MakeCluster, candidate: int, victim: int, when: str, told: list[int]) -> None:
+    """A rank dies inside the vote: some survivors may have committed the step; all end alike."""
     made = cluster()
     made.standby("s0")
-    victim = made.ranks[2].boundary
-    victim.when, victim.candidate, victim.told = when, candidate, told
-    victim.learned = lambda: all(made.ranks[rank].boundary.committed == candidate for rank in told)
+    doomed = made.ranks[victim].boundary
+    doomed.when, doomed.candidate, doomed.told = when, candidate, told
+    doomed.learned = lambda: all(made.ranks[rank].boundary.committed == candidate for rank in told)
     made.switch("start")
-    wait_until(lambda: made.on("m2")[0].dead, "killed in the vote")
-    made.switch("failure", {"m2": "s0"})
+    machine = f"m{victim}"
+    wait_until(lambda: made.on(machine)[0].dead, "killed in the vote")
+    made.switch("failure", {machine: "s0"})
     ranks = made.finish()
     redone = [rank.machine for rank in ranks if (candidate - 1, False) in rank.ran]
-    assert redone == ([] if told else ["m0", "m1"]), "a step that anybody committed is rolled forward"
+    survivors = [rank.machine for rank in ranks if rank.machine != "s0"]
+    assert redone == ([] if told else survivors), "a step that anybody committed is rolled forward"
 
 
-@pytest.mark.parametrize("told", [[0], [1], [0, 1]])
-def test_a_torn_first_vote(cluster: MakeCluster, told: list[int]) -> None:
+@pytest.mark.parametrize(("victim", "when", "told"), OUT[:1] + OUT[2:])
+def test_a_torn_first_vote(cluster: MakeCluster, victim: int, when: str, told: list[int]) -> None:
     """Who committed the very first step has history, who only voted for it has not: both go on."""
-    test_a_torn_vote(cluster, 1, "with ballots out", told)
+    test_a_torn_vote(cluster, 1, victim, when, told)
 
 
 def test_nothing_to_continue(cluster: MakeCluster) -> None:

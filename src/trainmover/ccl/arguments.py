@@ -66,9 +66,14 @@ def operation_of(options: Any) -> Operation:
     if options is None:
         return Operation("SUM")
     given = options.reduceOp
-    name = str(getattr(given, "op", given)).rsplit(".", maxsplit=1)[-1].upper()
+    operation = _plain_operation(getattr(given, "op", given))
     # Torch tells the factor to nobody but pickle.
-    return Operation(name, given.__getstate__()[1]) if name == PREMUL_SUM else Operation(name)
+    return Operation(PREMUL_SUM, given.__getstate__()[1]) if operation.name == PREMUL_SUM else operation
+
+
+@cache
+def _plain_operation(kind: Any) -> Operation:
+    return Operation(str(kind).rsplit(".", maxsplit=1)[-1].upper())
 
 
 def one(tensors: Tensors, call: str) -> torch.Tensor:

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -71,7 +72,7 @@ class Call:
     begins: Begins = "engine"
     drive: Callable[[Callable[[], bool]], None] | None = None
 
-    @property
+    @cached_property
     def tag(self) -> int:
         """Tag of this call's frames."""
         return tag_of(self.name, zlib.crc32(self.detail.encode()))

@@ -43,6 +43,7 @@ __all__ = ["Call", "Communicator", "GroupInfo", "Place", "Player", "Tap"]
 
 log = logging.getLogger(__name__)
 
+
 LOOK_SECONDS = 0.05
 """How often a rank that waits for a new group's links looks whether the epoch has broken."""
 
@@ -89,6 +90,8 @@ class Communicator:
         """Makes the sandbox's neighbours known; called before the first call among them."""
         self.tap: Tap | None = None
         self.plan: Plan | None = None
+        self.short_ways = True
+        """False: every call goes through :meth:`run`, where somebody watches."""
         self._open = True
 
     # -- the gate ------------------------------------------------------------------------------
@@ -105,6 +108,12 @@ class Communicator:
     def swallowing(self) -> bool:
         """True when calls complete without their peers."""
         return not self._open or self.engine.broken
+
+    @property
+    def takes_short_ways(self) -> bool:
+        """True while calls go to all the peers there are, and nobody watches them go by."""
+        watched = self.player is not None or self.tap is not None or not self.short_ways
+        return self._open and not (watched or self.vacant)
 
     # -- groups --------------------------------------------------------------------------------
 

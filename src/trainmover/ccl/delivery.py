@@ -51,11 +51,15 @@ class Deliveries:
                 self._come_back(mine.back, mine.stand_in)
             self._visit = outer
 
-    def step_aside(self) -> None:
-        """Let go of the wheel if this thread is at it and inside a delivery: it may be about to wait."""
+    def step_aside(self) -> bool:
+        """Let go of the wheel if this thread is at it and inside a delivery: it may be about to wait.
+
+        Returns:
+            Whether it did: then a stand-in is at the wheel.
+        """
         mine = self._visit
         if mine is None or mine.thread != threading.get_ident():
-            return
+            return False
         self._visit = None
         mine.back = threading.Event()
         mine.stand_in = threading.Thread(
@@ -63,6 +67,7 @@ class Deliveries:
         )
         self._wheel.let_go()
         mine.stand_in.start()
+        return True
 
     def _stand_in(self, back: threading.Event) -> None:
         self._wheel.take_over()

@@ -28,9 +28,11 @@ from trainmover.ccl.poller import Poller
 from trainmover.ccl.schedule import Schedule
 from trainmover.ccl.table import LinkTable, Plan
 from trainmover.ccl.tags import Mismatch
-from trainmover.ccl.walk import CallsOpen, EpochBroken, Steps, Walk
+from trainmover.ccl.transfer import Transfer
+from trainmover.ccl.walk import Answer, CallsOpen, EpochBroken, Steps, Walk
 from trainmover.ccl.wheel import Wheel
 from trainmover.errors import LinkError
+from trainmover.topology.links import Link
 
 __all__ = ["CallsOpen", "Engine", "EpochBroken", "Steps", "Walk"]
 
@@ -39,7 +41,8 @@ log = logging.getLogger(__name__)
 STOPPED = "the engine has stopped"
 
 Begins = Literal["engine", "here", "waits"]
-"""Where a walk begins: on the engine's thread, or on its caller's, who may be about to wait for its end."""
+"""Where a walk begins: on the engine's thread; ``here``, on its caller's, as that is short; or there
+because the caller ``waits`` for its end and carries it out."""
 
 
 class Engine:
@@ -63,9 +66,11 @@ class Engine:
         """An error that no new epoch can mend (two ranks call different collectives)."""
         self._on_break = on_break
         self._on_lost = on_lost
-        self._epoch = 0
-        self._broken = False
-        self._reason = ""
+        self.epoch = 0
+        """The current epoch; 0 before the first. Set by the engine alone, like the next two."""
+        self.broken = False
+        self.reason = ""
+        """Why the epoch is broken; of the last broken one otherwise."""
         self._void: dict[int, str] = {}
         self.schedule = Schedule(self)
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -83,19 +88,6 @@ class Engine:
         self._thread.start()
 
     # -- from any thread -----------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def broken(self) -> bool:
-        return self._broken
-
-    @property
-    def reason(self) -> str:
-        """Why the epoch is broken; of the last broken one otherwise."""
-        return self._reason
 
     def call(self, action: Callable[[], None]) -> bool:
         """Run ``action`` on the engine's thread. False: the engine has stopped, it will not run."""
@@ -125,10 +117,13 @@ class Engine:
         Args:
             key: name of the queue.
             walk: what to run.
-            begins: ``here``: on this thread, if it can; ``waits``: so too, and the caller then drives.
+            begins: where.
         """
+        if begins == "waits":
+            self.carry_out(key, walk)
+            return
         self._deliveries.step_aside()
-        if begins != "engine" and self._wheel.take_if_free():
+        if begins == "here" and self._wheel.take_if_free():
             try:
                 self._run_calls()
                 self._enqueue(key, walk)
@@ -137,9 +132,35 @@ class Engine:
                 self._failed(error)
                 raise
             finally:
-                self._wheel.leave(guest=False, busy=begins == "here" and self.schedule.busy)
+                self._wheel.leave(guest=False, busy=self.schedule.busy)
         elif not self.call(lambda: self._enqueue(key, walk)):
             walk.abort(STOPPED)
+
+    def send_at_once(self, key: str, link: Link, transfer: Transfer, otherwise: Callable[[], Walk]) -> bool:
+        """Send a message from this thread, where nothing is before it. False: that cannot be done.
+
+        Args:
+            key: queue of what is sent to this peer.
+            link: the message's.
+            transfer: the message.
+            otherwise: makes the walk that waits until the last of it is out, if it is not at once.
+        """
+        if not self._wheel.take_if_free():
+            return False
+        try:
+            self._run_calls()
+            connection = None if self.broken or self.schedule.has(key) else self.table.pairs.free(link)
+            if connection is None:
+                return False
+            connection.send(transfer)
+            if not transfer.done:
+                self._enqueue(key, otherwise())
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            self._wheel.leave(guest=False, busy=self.schedule.busy)
+        return True
 
     def drive(self, done: Callable[[], bool], limit: float = 3600.0) -> None:
         """Run the engine on this thread until ``done()``, instead of waiting for its own thread to do so.
@@ -158,18 +179,42 @@ class Engine:
             self._wheel.leave(guest=True, busy=self.schedule.busy)
 
     def run(self, key: str, label: str, body: Callable[[], Steps], limit: float) -> Any:
-        """Submit a walk and wait for its result.
+        """Carry a walk out on this thread, at the wheel where that can be had, and return its result.
 
         Raises:
             EpochBroken: the epoch broke before the walk's end.
         """
-        answer: Future[Any] = Future()
-        walk = Walk(
-            label, body, answer.set_result, lambda reason: answer.set_exception(EpochBroken(reason)), limit
-        )
-        self.submit(key, walk, "waits")
-        self.drive(answer.done)
-        return answer.result(limit + 60.0)
+        answer = Answer()
+        walk = Walk(label, body, answer.give, answer.refuse, limit)
+        self.carry_out(key, walk)
+        return answer.wait(limit + 60.0)
+
+    def carry_out(self, key: str, walk: Walk) -> None:
+        """Carry a walk out on this thread, which would wait for it anyway, if the wheel can be had.
+
+        Its ``done`` or its ``abort`` was mostly called when this returns; else they will be, by others.
+        """
+        aside = self._deliveries.step_aside() or threading.current_thread() is self._thread
+        if aside or not self._wheel.take(walk.limit):
+            if not self.call(lambda: self._enqueue(key, walk)):
+                walk.abort(STOPPED)
+            return
+        try:
+            self._run_calls()
+            if self.broken:
+                self._enqueue(key, walk)
+            else:
+                self.schedule.carry_out(key, walk, self._turn_once)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            self._wheel.leave(guest=True, busy=self.schedule.busy)
+
+    def _turn_once(self) -> bool:
+        """One round of the engine's loop. False: there will be no other on this thread."""
+        self._turn()
+        return not self._stopping
 
     def adopt(self, plan: Plan) -> dict[str, int]:
         """Enter the plan's epoch: swap the changed links, keep the others, end the broken state.
@@ -191,7 +236,7 @@ class Engine:
         """
 
         def act() -> None:
-            if epoch == self._epoch:
+            if epoch == self.epoch:
                 for life in dead:
                     self.table.drop_process(life)
                 self._break(reason, None, told)
@@ -228,7 +273,7 @@ class Engine:
                 if now > leave_at or not any(c.wants_write for c in self.table.connections()):
                     break
             self._wheel.let_go()
-        self._broken, self._reason = True, STOPPED
+        self.broken, self.reason = True, STOPPED
         self.schedule.end_all(STOPPED)
         self.table.close()
         self._poller.close()
@@ -248,14 +293,23 @@ class Engine:
         self._break(f"the engine failed: {error!r}", None)
 
     def _once(self) -> None:
+        timers, wheel, schedule = self._timers, self._wheel, self.schedule
         timeout = 0.2 if self._stopping else 5.0
-        if self._timers:
-            timeout = min(timeout, max(0.0, self._timers[0][0] - time.monotonic()))
-        self._poller.wait(0 if self.schedule.ready or self._wheel.asked() else timeout)
-        self._run_calls()
+        if schedule.runnables or wheel.asked:
+            timeout = 0.0
+        elif timers:
+            timeout = min(timeout, max(0.0, timers[0][0] - time.monotonic()))
+        self._poller.wait(timeout)
+        if wheel.asked:
+            self._run_calls()
+        if timers and timers[0][0] <= time.monotonic():
+            self._run_timers()
+        if schedule.runnables:
+            schedule.run()
+
+    def _run_timers(self) -> None:
         while self._timers and self._timers[0][0] <= time.monotonic():
             self._guard(heapq.heappop(self._timers)[2])
-        self.schedule.run()
 
     def _run_calls(self) -> None:
         actions = self._wheel.actions()
@@ -272,8 +326,8 @@ class Engine:
     # -- what the schedule tells (Judge) -----------------------------------------------------------
 
     def _enqueue(self, key: str, walk: Walk) -> None:
-        if self._broken:
-            walk.abort(f"epoch {self._epoch} is broken: {self._reason}")
+        if self.broken:
+            walk.abort(f"epoch {self.epoch} is broken: {self.reason}")
         else:
             self.schedule.add(key, walk)
 
@@ -301,30 +355,30 @@ class Engine:
         error.me = self.table.rank
         self.fatal = error
         for connection in self.table.connections():
-            if connection.peer == error.peer and not self._broken:
+            if connection.peer == error.peer and not self.broken:
                 connection.signal(frames.BREAK, (error.our_tag, error.tag))
         self._break(str(error), error.peer)
 
     def _break(self, reason: str, peer: int | None, told: bool = False) -> None:
-        if self._broken:
+        if self.broken:
             return
-        self._broken, self._reason = True, reason
-        log.info("epoch %d is broken: %s", self._epoch, reason)
+        self.broken, self.reason = True, reason
+        log.info("epoch %d is broken: %s", self.epoch, reason)
         for connection in self.table.connections():
             connection.cancel()
             connection.signal(frames.BREAK)
             connection.readable()
         self.table.pairs.clear()
         self.schedule.end_all(reason)
-        self._on_break(self._epoch, peer, reason, told)
+        self._on_break(self.epoch, peer, reason, told)
 
     def _adopt(self, plan: Plan) -> dict[str, int]:
-        if plan.epoch <= self._epoch:
-            raise LinkError(f"epoch {plan.epoch} cannot follow epoch {self._epoch}")
-        if not self._broken and (left := self.schedule.labels()):
+        if plan.epoch <= self.epoch:
+            raise LinkError(f"epoch {plan.epoch} cannot follow epoch {self.epoch}")
+        if not self.broken and (left := self.schedule.labels()):
             raise CallsOpen(f"calls are still open at the boundary: {', '.join(left)}")
-        self._epoch = plan.epoch
-        self._broken = False
+        self.epoch = plan.epoch
+        self.broken = False
         self.schedule.roll.clear()
         counts = self.table.swap(plan)
         missing = self.table.missing(plan)
@@ -334,7 +388,7 @@ class Engine:
             self._break(void, None, told=True)
         elif missing:
             self._break(f"no connection for {missing[0]}", missing[0].other(plan.rank))
-        self._void = {epoch: why for epoch, why in self._void.items() if epoch > self._epoch}
+        self._void = {epoch: why for epoch, why in self._void.items() if epoch > self.epoch}
         return counts
 
     # -- what connections tell (Listener) --------------------------------------------------------
@@ -353,18 +407,18 @@ class Engine:
 
     def break_received(self, connection: Connection, epoch: int, tags: tuple[int, int]) -> None:
         reason = f"rank {connection.peer} says that epoch {epoch} is broken"
-        if epoch == self._epoch and any(tags) and self.fatal is None:
+        if epoch == self.epoch and any(tags) and self.fatal is None:
             fault = Mismatch(connection.peer, tags[1], None, tags[0], None)
             fault.me = self.table.rank
             self.fatal, reason = fault, str(fault)
-        if epoch == self._epoch:
+        if epoch == self.epoch:
             self._break(reason, None, told=True)
-        elif epoch > self._epoch:
+        elif epoch > self.epoch:
             self._void[epoch] = reason
 
     def peer_waits(self, connection: Connection, epoch: int, tag: int, number: int) -> None:
         group = self.table.group_of(connection)
-        if epoch != self._epoch or self._broken or group is None:
+        if epoch != self.epoch or self.broken or group is None:
             return
         ours = self.schedule.roll.tag(group, number)
         if ours not in (None, tag):

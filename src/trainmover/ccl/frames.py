@@ -31,6 +31,10 @@ _KINDS: Final = frozenset((DATA, BREAK, BYE, WAITS))
 _HEADER: Final = struct.Struct("<2sBBIIIQ")
 HEADER_SIZE: Final = _HEADER.size
 
+FIELDS: Final = struct.Struct("<IIIIQ")
+"""A header with its first four bytes as one number, which is ``DATA_MARK`` in a frame with a payload."""
+DATA_MARK: Final = int.from_bytes(_HEADER.pack(MAGIC, VERSION, DATA, 0, 0, 0, 0)[:4], "little")
+
 
 class Header(NamedTuple):
     """One frame's header. ``length`` is the payload's size in bytes."""

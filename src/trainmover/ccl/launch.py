@@ -69,7 +69,7 @@ class Launcher:
         """Hand a call over; ``key`` names a queue of its own, else it waits for the group's earlier calls."""
         if key is not None:
             call.begins = "here"
-        elif not getattr(opts, "asyncOp", True):
+        elif not getattr(opts, "asyncOp", True) and self._window is None:
             call.begins = "waits"
         return work_of(self._begin(call, memory, key), call)
 

@@ -88,6 +88,17 @@ class Mailbox:
         """True when the next message of this rank shall be read: for a receive, or past it as a letter."""
         return any(transfer.source in (None, peer) for transfer in self._posted)
 
+    def fitting(self, peer: int, tag: int, length: int) -> Transfer | None:
+        """The open receive for a message of this tag and length; None: see what :meth:`claim` says."""
+        for transfer in self._posted:
+            if transfer.tag == tag and transfer.source in (None, peer):
+                if len(transfer.view) != length:
+                    return None
+                self._posted.remove(transfer)
+                transfer.source = peer
+                return transfer
+        return None
+
     def claim(self, peer: int, frame: Header) -> Transfer:
         """Memory for a message.
 
@@ -140,6 +151,11 @@ class Pairs:
             return
         self._outbox.setdefault(link, []).append(transfer)
         self._reach(link)
+
+    def free(self, link: Link) -> Connection | None:
+        """The connection on which a message of this link can be sent at once."""
+        connection = self._connection(link)
+        return None if connection is None or connection.wants_write else connection
 
     def receive(self, link: Link, transfer: Transfer) -> None:
         """Open a receive from the link's sender.

@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from trainmover.ccl.connection import READ_AHEAD, Connection
 
+AT_ONCE = 64
+"""How many of them are dealt with before it looks again."""
+
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
@@ -31,21 +34,27 @@ class Poller:
 
     def wait(self, seconds: float) -> None:
         """Wait for something and let the connections move their bytes."""
-        for fd, events in self._poll.poll(seconds):
-            entry = self._watched.get(fd)
+        watched = self._watched
+        for fd, events in self._poll.poll(seconds, AT_ONCE):
+            entry = watched.get(fd)
             if entry is None:
                 if fd == self._wake_fd:
                     self._heard()
                 else:
                     self._knocked(fd)
-                continue
-            connection = entry[0]
-            if events & select.EPOLLOUT:
-                connection.writable()
-            if events & select.EPOLLIN and connection.wants_read:
-                connection.readable()
-            if events & ENDED:
-                connection.hung_up()
+            elif events == select.EPOLLIN:
+                entry[0].readable()
+            else:
+                self._happened(entry[0], events)
+
+    @staticmethod
+    def _happened(connection: Connection, events: int) -> None:
+        if events & select.EPOLLOUT:
+            connection.writable()
+        if events & select.EPOLLIN:
+            connection.readable()
+        if events & ENDED:
+            connection.hung_up()
 
     def watch(self, connection: Connection) -> None:
         """Start moving a connection's bytes."""

@@ -53,17 +53,17 @@ class Schedule:
         self._judge = judge
         self.roll = RollCall()
         self._queues: dict[str, deque[Walk]] = {}
-        self._runnable: deque[Walk] = deque()
+        self.runnables: deque[Walk] = deque()
+        """Walks that can go on."""
 
     @property
     def busy(self) -> bool:
         """True while walks are under way."""
         return bool(self._queues)
 
-    @property
-    def ready(self) -> bool:
-        """True when a walk can go on."""
-        return bool(self._runnable)
+    def has(self, key: str) -> bool:
+        """True while walks of this queue are under way."""
+        return key in self._queues
 
     def labels(self, key: str | None = None) -> list[str]:
         """What is under way, in words; of one queue or of all."""
@@ -78,28 +78,36 @@ class Schedule:
 
     def add(self, key: str, walk: Walk) -> None:
         """Queue a walk behind the earlier ones of the same key."""
+        if self._admit(key, walk):
+            self.runnables.append(walk)
+
+    def _admit(self, key: str, walk: Walk) -> bool:
+        """Put a walk into its queue. True: it is its turn."""
         walk.schedule, walk.key = self, key
         if walk.tag:
             walk.number = self.roll.note(key, walk.tag)
-        queue = self._queues.setdefault(key, deque())
+        queue = self._queues.get(key)
+        if queue is None:
+            self._queues[key] = deque((walk,))
+            self._set_out(walk)
+            return True
         queue.append(walk)
-        if len(queue) == 1:
-            self._begin(walk)
+        return False
 
     def runnable(self, walk: Walk) -> None:
         """A walk's transfers are done."""
-        self._runnable.append(walk)
+        self.runnables.append(walk)
 
     def run(self) -> None:
         """Run what can go on, until everything waits."""
-        while self._runnable:
-            self._step(self._runnable.popleft())
+        while self.runnables:
+            self._step(self.runnables.popleft())
 
     def end_all(self, reason: str) -> None:
         """End every walk through its ``abort``."""
         walks = [walk for queue in self._queues.values() for walk in queue]
         self._queues.clear()
-        self._runnable.clear()
+        self.runnables.clear()
         for walk in walks:
             walk.drop()
         for walk in walks:
@@ -114,11 +122,15 @@ class Schedule:
             log.exception("%s could not be aborted", walk.label)
 
     def _begin(self, walk: Walk) -> None:
+        self._set_out(walk)
+        self.runnables.append(walk)
+
+    def _set_out(self, walk: Walk) -> None:
+        """From now on its time counts."""
         now = time.monotonic()
         walk.deadline, walk.tell_at = now + walk.limit, now + TELL_SECONDS
         if walk.limit < EXACT_LIMIT_SECONDS:
             self._judge.later(walk.limit + 0.001, self._look_at_limits)
-        self._runnable.append(walk)
 
     def _step(self, walk: Walk) -> None:
         if walk.schedule is None:
@@ -127,15 +139,28 @@ class Schedule:
             walk.advance()
             if walk.schedule is None:
                 walk.drop()
-            return
         except StopIteration as stop:
-            result = stop.value
+            self._ended(walk, stop.value)
         except Exception as error:  # noqa: BLE001 - the engine decides
-            if walk.schedule is not None or isinstance(error, LinkError):
-                self._judge.walk_failed(walk, error)
-            return
+            self._raised(walk, error)
+
+    def _raised(self, walk: Walk, error: Exception) -> None:
+        if walk.schedule is not None or isinstance(error, LinkError):
+            self._judge.walk_failed(walk, error)
+
+    def _ended(self, walk: Walk, result: Any) -> None:
         if walk.schedule is None:
             return
+        self._retire(walk)
+        try:
+            self._judge.deliver(walk.done, result)
+        except Exception as error:
+            log.exception("the result of %s could not be delivered", walk.label)
+            self._judge.walk_failed(walk, error)
+            self.abort(walk, str(error))
+
+    def _retire(self, walk: Walk) -> None:
+        """A walk has ended: it is the next one's turn."""
         queue = self._queues[walk.key]
         queue.popleft()
         if queue:
@@ -143,12 +168,34 @@ class Schedule:
         else:
             del self._queues[walk.key]
         walk.schedule = None
+
+    def carry_out(self, key: str, walk: Walk, turn: Callable[[], bool]) -> None:
+        """Run a walk from its begin to its end, where its own thread is at the wheel and waits for it.
+
+        It is in its queue meanwhile like any other, but nothing has to be noted to wake it.
+
+        Args:
+            key: its queue.
+            walk: what to run.
+            turn: one round of the engine's loop; False: this thread makes no other, and the walk may not
+                have ended.
+        """
+        if not self._admit(key, walk):
+            while not walk.is_over() and turn():
+                pass
+            return
+        walk.steps = steps = walk.body()
         try:
-            self._judge.deliver(walk.done, result)
-        except Exception as error:
-            log.exception("the result of %s could not be delivered", walk.label)
-            self._judge.walk_failed(walk, error)
-            self.abort(walk, str(error))
+            while not walk.is_over():
+                for transfer in next(steps):
+                    while not transfer.done:
+                        if walk.is_over() or not turn():
+                            return
+            walk.drop()
+        except StopIteration as stop:
+            self._ended(walk, stop.value)
+        except Exception as error:  # noqa: BLE001 - the engine decides
+            self._raised(walk, error)
 
     def _look_at_limits(self) -> None:
         now = time.monotonic()

@@ -40,7 +40,7 @@ from trainmover.topology.bracket import Bracket
 
 NOTHING = memoryview(b"")
 
-WHOLE_BYTES = 512 * 1024
+WHOLE_BYTES = 1024 * 1024
 """Up to this much reading per member a sum is made whole by everybody: it saves a second meeting."""
 
 

@@ -53,13 +53,15 @@ CALLS: tuple[str, ...] = (
 """Call names by the high byte of a frame's tag."""
 
 
+_PLACES = {call: place << 24 for place, call in enumerate(CALLS)}
+
 MESSAGE = "send/recv"
 _MESSAGE = CALLS.index(MESSAGE)
 
 
 def tag_of(call: str, detail: int = 0) -> int:
     """A frame tag: the call in the high byte, 24 bits of detail (a checksum of its arguments)."""
-    return CALLS.index(call) << 24 | detail & 0xFFFFFF
+    return _PLACES[call] | detail & 0xFFFFFF
 
 
 def message_tag(user_tag: int) -> int:

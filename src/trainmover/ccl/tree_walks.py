@@ -24,17 +24,9 @@ PIECE_BYTES = 512 * 1024
 """Pieces climb one behind the other: small ones keep every level of the tree busy."""
 
 
-def family(group: Group) -> tuple[list[int], int | None]:
-    """My children in the order in which they are combined, and my parent (None: the root)."""
-    steps = merges_of(group.tree)
-    children = [source for into, source in steps if into == group.me]
-    parents = [into for into, source in steps if source == group.me]
-    return children, parents[0] if parents else None
-
-
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
-    children, parent = family(group)
+    children, parent = group.family
     cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
     sends: list[Transfer] = []
     for k, (a, b) in enumerate(cuts):
@@ -56,7 +48,7 @@ def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: i
 
     The tree's own root passes the result on to the member that wants it.
     """
-    children, parent = family(group)
+    children, parent = group.family
     mine = flat if group.me == root or not children else flat.clone()
     cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
     above = (group, parent) if parent is not None else (group.pairs, root)

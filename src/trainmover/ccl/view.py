@@ -19,7 +19,7 @@ from trainmover.ccl.engine import Engine
 from trainmover.ccl.table import Slot
 from trainmover.ccl.transfer import Transfer
 from trainmover.errors import LinkError
-from trainmover.topology.bracket import Bracket, bracket, restricted
+from trainmover.topology.bracket import Bracket, bracket, merges_of, restricted
 from trainmover.topology.links import Link, link, pair_link
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -93,6 +93,17 @@ class Group:
         )
 
     @cached_property
+    def family(self) -> tuple[list[int], int | None]:
+        """My children in the canonical tree, in the order in which they are combined, and my parent.
+
+        The root has None for a parent.
+        """
+        steps = merges_of(self.tree)
+        children = [source for into, source in steps if into == self.me]
+        parents = [into for into, source in steps if source == self.me]
+        return children, parents[0] if parents else None
+
+    @cached_property
     def others(self) -> list[int]:
         """The other members, starting after me so that not everybody starts with the same one."""
         return [(self.me + i) % self.size for i in range(1, self.size)]
@@ -127,7 +138,8 @@ class Group:
         """Start sending memory that ``keep`` owns."""
         transfer = Transfer(view, tag, keep)
         self.slot(member).connected.send(transfer)
-        self._go_on()
+        if self.engine.broken:
+            self._give_up()
         return transfer
 
     def receive(self, member: int, tensor: torch.Tensor, tag: int) -> Transfer:
@@ -138,20 +150,22 @@ class Group:
         """Post memory that ``keep`` owns for the next bytes from a member."""
         transfer = Transfer(view, tag, keep)
         self.slot(member).connected.receive(transfer)
-        self._go_on()
+        if self.engine.broken:
+            self._give_up()
         return transfer
 
     def receive_up_to(self, member: int, most: int, tag: int) -> Transfer:
         """Receive bytes whose number only the sender knows; they are in the transfer's ``view``."""
         transfer = Transfer(memoryview(b""), tag, most=most)
         self.slot(member).connected.receive(transfer)
-        self._go_on()
+        if self.engine.broken:
+            self._give_up()
         return transfer
 
-    def _go_on(self) -> None:
-        """End the walk when its own transfer has broken the epoch: its memory is the caller's again."""
-        if self.engine.broken:
-            raise LinkError("the epoch has broken")
+    @staticmethod
+    def _give_up() -> None:
+        """End the walk, because its own transfer has broken the epoch: its memory is the caller's again."""
+        raise LinkError("the epoch has broken")
 
     @property
     def piece_bytes(self) -> int:
@@ -198,24 +212,31 @@ class PairGroup(Group):
     def send_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
         transfer = Transfer(view, tag, keep)
         self.engine.table.pairs.send(self._link(self.me, member), transfer)
-        self._go_on()
+        if self.engine.broken:
+            self._give_up()
         return transfer
 
     def receive_bytes(self, member: int, view: memoryview, tag: int, keep: object) -> Transfer:
         transfer = Transfer(view, tag, keep)
         self.engine.table.pairs.receive(self._link(member, self.me), transfer)
-        self._go_on()
+        if self.engine.broken:
+            self._give_up()
         return transfer
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> Transfer:
         """Post a tensor's memory for the next message of this tag, whoever sends it."""
         transfer = Transfer(as_bytes(tensor), tag, tensor)
         self.engine.table.pairs.receive_any([self._link(member, self.me) for member in self.others], transfer)
-        self._go_on()
+        if self.engine.broken:
+            self._give_up()
         return transfer
 
     def staging(self, member: int, size: int) -> memoryview:
         return self.engine.table.pairs.room(self.group, self.ranks[member], size)
+
+    def link_to(self, member: int) -> Link:
+        """The link for messages to a member."""
+        return self._link(self.me, member)
 
     def _link(self, sender: int, receiver: int) -> Link:
         found = self._links.get((sender, receiver))

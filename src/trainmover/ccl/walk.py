@@ -7,6 +7,7 @@ does to them, is :mod:`trainmover.ccl.schedule`'s and :mod:`trainmover.ccl.engin
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,50 @@ class CallsOpen(LinkError):
 
 class EpochBroken(TrainMoverError):
     """The epoch broke while something waited for it; the next epoch settles what to do."""
+
+
+class Answer:
+    """What a walk ends with, for the one thread that waits for it."""
+
+    __slots__ = ("_ended", "_reason", "_result", "given")
+
+    def __init__(self) -> None:
+        self.given = False
+        self._result: Any = None
+        self._reason: str | None = None
+        self._ended: threading.Event | None = None
+
+    def give(self, result: Any) -> None:
+        """The walk has ended with this result."""
+        self._result = result
+        self._end()
+
+    def refuse(self, reason: str) -> None:
+        """The epoch has broken."""
+        self._reason = reason
+        self._end()
+
+    def _end(self) -> None:
+        self.given = True
+        if self._ended is not None:
+            self._ended.set()
+
+    def _given(self) -> bool:
+        return self.given
+
+    def wait(self, limit: float) -> Any:
+        """The walk's result.
+
+        Raises:
+            EpochBroken: the epoch broke before the walk's end, or that did not come within ``limit`` seconds.
+        """
+        if not self.given:
+            self._ended = ended = threading.Event()
+            if not (self._given() or ended.wait(limit)):
+                raise EpochBroken(f"no answer came within {limit:g} s")
+        if self._reason is not None:
+            raise EpochBroken(self._reason)
+        return self._result
 
 
 class Walk:
@@ -83,6 +128,10 @@ class Walk:
     def label(self) -> str:
         """What this is, in words."""
         return self._label if isinstance(self._label, str) else self._label()
+
+    def is_over(self) -> bool:
+        """True once it has ended, or was ended."""
+        return self.schedule is None
 
     def transfer_done(self) -> None:
         self._waiting -= 1

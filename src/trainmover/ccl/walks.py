@@ -189,9 +189,10 @@ def all_to_all(
     group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], tag: int
 ) -> Steps:
     """Member i ends with everybody's i-th input; sizes may differ."""
-    outputs[group.me].copy_(inputs[group.me])
     sends = [group.send(member, inputs[member], tag) for member in group.others]
-    yield sends + [group.receive(member, outputs[member], tag) for member in group.others]
+    receives = [group.receive(member, outputs[member], tag) for member in group.others]
+    outputs[group.me].copy_(inputs[group.me])
+    yield sends + receives
 
 
 def send(group: Group, flat: torch.Tensor, member: int, tag: int) -> Steps:

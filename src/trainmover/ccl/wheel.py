@@ -34,7 +34,8 @@ class Wheel:
         self.ended = False
         self._lock = threading.Lock()
         self._door = threading.Lock()
-        self._calls: deque[Action] = deque()
+        self.asked: deque[Action] = deque()
+        """What other threads have asked, in order; to be looked at by whoever holds the wheel."""
         self._awake = False
         self._guest = threading.Lock()
         self._rest_until = 0.0
@@ -48,7 +49,7 @@ class Wheel:
         with self._door:
             if self.ended:
                 return False
-            self._calls.append(action)
+            self.asked.append(action)
             if not self._awake:
                 self._awake = True
                 os.eventfd_write(self.fd, 1)
@@ -115,18 +116,15 @@ class Wheel:
 
     # -- whoever holds the wheel ---------------------------------------------------------------
 
-    def asked(self) -> bool:
-        """True when actions wait."""
-        return bool(self._calls)
-
     def heard(self) -> None:
         """The descriptor was readable."""
         os.eventfd_read(self.fd)
+        self._awake = False
 
     def actions(self) -> deque[Action]:
         """What was asked, to be emptied from the left."""
         self._awake = False
-        return self._calls
+        return self.asked
 
     def end(self) -> None:
         """The engine has ended: nothing is asked of it any more."""

@@ -95,6 +95,55 @@ class TrainMoverWork(Work):
     _source_rank = source_rank
 
 
+@untraced
+class DoneWork(Work):
+    """A call that has ended already. It has a future only if somebody asks for it.
+
+    Args:
+        outputs: the call's result.
+    """
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def get_future(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(self._outputs)
+        return future
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def result(self) -> Any:
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """Nothing is left to wait for."""
+
+    def source_rank(self) -> int:
+        return -1
+
+    _source_rank = source_rank
+
+
+def done(outputs: Any) -> dist.Work:
+    """The Work of a call that has ended."""
+    if LOSES_WORKS and _caller() != KEEPS_WORKS:
+        future: Future[Any] = Future()
+        future.set_result(outputs)
+        return _create_work_from_future(future)
+    return DoneWork(outputs)
+
+
 def work_of(future: Future[Any], call: Call | None = None) -> dist.Work:
     """The Work of a call whose end the future tells."""
     if LOSES_WORKS and _caller() != KEEPS_WORKS:

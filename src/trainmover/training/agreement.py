@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 
 from trainmover.errors import JobError, StateLost
 
@@ -50,6 +51,12 @@ def outcome(minimum: Sequence[float], epoch: int) -> Outcome:
     """
     whole, low, high = minimum[0] >= 1.0, int(minimum[1]), int(-minimum[2])
     return Outcome(whole, low if low == high and low > epoch else 0)
+
+
+def tally(left: Sequence[float], right: Sequence[float]) -> list[float]:
+    """Two ballots with their metrics as one: the minimum of the votes, the sum of the metrics."""
+    votes = map(min, left[:BALLOT_SIZE], right[:BALLOT_SIZE])
+    return [*votes, *map(add, left[BALLOT_SIZE:], right[BALLOT_SIZE:])]
 
 
 @dataclass(frozen=True, slots=True)

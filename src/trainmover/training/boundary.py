@@ -29,6 +29,7 @@ from trainmover.ccl import algorithms
 from trainmover.ccl.engine import CallsOpen, Engine, EpochBroken, Steps
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.view import Group
+from trainmover.ccl.vote_walks import Poll
 from trainmover.errors import JobError, LinkError, StateLost
 from trainmover.events.catalogue import SwitchAdopted
 from trainmover.topology.links import BOUNDARY, STATE, WORLD
@@ -114,8 +115,9 @@ class Boundary:
         self._kept: dict[int, bytes] = {}
         self._switch_to = 0
         self._resolution: Resolution | None = None
-        self._last_row: list[float] = []
+        self._last: tuple[list[str], dict[str, float]] = [], {}
         self._meeting_seconds = 0.0
+        self._world: tuple[int, ...] = ()
         self.residence = Residence()
         self.mirrors = Mirrors(session, tracked)
 
@@ -125,7 +127,9 @@ class Boundary:
 
     def _group(self, channel: str = BOUNDARY) -> Group:
         comm = self.session.communicator
-        return comm.view(WORLD, tuple(range(comm.world_size)), channel)
+        if len(self._world) != comm.world_size:
+            self._world = tuple(range(comm.world_size))
+        return comm.view(WORLD, self._world, channel)
 
     # -- vote ----------------------------------------------------------------------------------
 
@@ -145,23 +149,23 @@ class Boundary:
         private = self.tracked.private_values()
         candidate = self.committed + 1
         ballot = Ballot(True, self.session.prepared_epoch())
-        numbers = torch.tensor([*ballot.numbers(), *agreement.columns(metrics)], dtype=torch.float64)
+        numbers = [*ballot.numbers(), *agreement.columns(metrics)]
         if not self.session.communicator.swallowing:
             try:
                 self.mirrors.before_ballot(candidate)
                 self.mirrors.announce()
-                self._engine.run(
+                tally = self._engine.run(
                     KEY, "vote", lambda: self._vote(candidate, private, numbers, names), BOUNDARY_SECONDS
                 )
             except EpochBroken:
                 pass
             else:
-                result = agreement.outcome(numbers[:BALLOT_SIZE].tolist(), self._engine.epoch)
+                result = agreement.outcome(tally, self._engine.epoch)
                 self._pending = -1
                 if not result.commit:
                     return Verdict(False, {})
                 self._switch_to = result.switch_to
-                means = agreement.means(names, numbers[BALLOT_SIZE:].tolist())
+                means = agreement.means(names, tally[BALLOT_SIZE:])
                 return self._commit(candidate, private, names, means)
         self.session.communicator.close_gate()
         report = self._report()
@@ -174,17 +178,21 @@ class Boundary:
     def _commit(self, committed: int, private: bytes, names: list[str], metrics: dict[str, float]) -> Verdict:
         self.committed, self.mine, self._pending = committed, private, -1
         self.history = True
-        self._last_row = agreement.columns({name: metrics.get(name) for name in names})
+        self._last = names, metrics
         self._wards = {key: data for key, data in self._wards.items() if key[1] >= committed - 1}
         return Verdict(True, metrics)
 
-    def _vote(self, candidate: int, private: bytes, numbers: torch.Tensor, names: list[str]) -> Steps:
+    def _vote(self, candidate: int, private: bytes, numbers: list[float], names: list[str]) -> Steps:
         group = self._group()
-        yield from self._mirror(group, candidate, private)
-        self._pending = candidate
+        mirror = self._mirror(group, candidate, private)
+        begun = next(mirror, ())  # its receive comes before the ballots': they may share a link
         tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
-        ballots = self.session.points.along(group, "voting")
-        yield from algorithms.all_reduce(ballots, numbers, _tally, tag)
+        poll = Poll(self.session.points.along(group, "voting"), len(numbers), tag)
+        if begun:
+            yield begun
+            yield from mirror
+        self._pending = candidate
+        return (yield from poll.vote(numbers, agreement.tally))
 
     def _mirror(self, group: Group, committed: int, private: bytes) -> Steps:
         """Give my private values to my guardian, take my ward's."""
@@ -212,7 +220,9 @@ class Boundary:
             rows = torch.zeros(order.layout.world_size, REPORT_SIZE + 2 * MAX_METRICS, dtype=torch.float64)
             mine = rows[self.session.rank].clone()
             mine[:REPORT_SIZE] = torch.tensor(self._report().numbers(), dtype=torch.float64)
-            known = torch.tensor(self._last_row, dtype=torch.float64)
+            names_known, metrics_known = self._last
+            row = agreement.columns({name: metrics_known.get(name) for name in names_known})
+            known = torch.tensor(row, dtype=torch.float64)
             mine[REPORT_SIZE : REPORT_SIZE + len(known)] = known
             try:
                 self._engine.run(KEY, "meeting", self._gathering(mine, rows, "meeting"), BOUNDARY_SECONDS)
@@ -421,9 +431,3 @@ class Boundary:
                 source=source,
             )
         )
-
-
-def _tally(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """Combine two ballots: the minimum of the votes, the sum of the metrics."""
-    torch.minimum(left[:BALLOT_SIZE], right[:BALLOT_SIZE], out=out[:BALLOT_SIZE])
-    torch.add(left[BALLOT_SIZE:], right[BALLOT_SIZE:], out=out[BALLOT_SIZE:])

@@ -19,13 +19,14 @@ _PAIRS = "__pairs__"
 _INT = "__int__"
 
 
-def pack(value: Any, what: str) -> bytes:
-    """The value's bytes.
+def pack(value: Any, what: str, **plain: Any) -> bytes:
+    """The value's bytes; ``plain`` are more entries of a dictionary, known to be plain data.
 
     Raises:
         ConfigError: something in it is not plain data; ``what`` names whose state it is.
     """
-    packed: bytes = msgpack.packb(_plain(value, what), use_bin_type=True)
+    found = _plain(value, what)
+    packed: bytes = msgpack.packb({**plain, **found} if plain else found, use_bin_type=True)
     return packed
 
 

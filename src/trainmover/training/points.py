@@ -103,7 +103,7 @@ class Points:
         """Pass ``collective`` with each call that has begun."""
         if not self.awaited("collective"):
             return
-        run = communicator.run
+        run, communicator.short_ways = communicator.run, False
 
         def watched(name: str, call: Call, key: str | None = None) -> Future[Any]:
             future = run(name, call, key)

@@ -179,7 +179,7 @@ class TrackedState:
         """The small state that belongs to this rank alone."""
         things = {name: thing.state_dict() for name, thing in self.private.items()}
         self._random = randomness.capture()
-        return plainly.pack({"random": self._random, "things": things, "seed": self.seed}, "job")
+        return plainly.pack({"things": things, "seed": self.seed}, "job", random=self._random)
 
     def load_private_values(self, data: bytes) -> None:
         """Put a rank's private values in place (its own earlier ones, or those of the rank it becomes)."""
