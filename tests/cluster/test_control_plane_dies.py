@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.training import Outcome, Running, train
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SERVICES = ("health", "standby", "planner", "switcher")
 BUS = ("nats-server",)

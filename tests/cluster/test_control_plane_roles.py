@@ -89,13 +89,13 @@ def test_status_shows_roles(run: Run) -> None:
 
 
 def test_a_job_whose_state_is_nowhere_else(run: Run, tmp_path: Path) -> None:
-    """Without replicas a lost machine fails the job that does not want to hold, and the rank is named."""
+    """Without replicas or mirrors a lost machine fails a job that does not hold, and the rank is named."""
     run.start(
         "kill:machine=1,step=60",
         machines=3,
         steps=160,
         script=("--stages", "3"),
-        options=("--on-exhausted", "fail"),
+        options=("--on-exhausted", "fail", "--state", "none"),
     )
     assert run.end() == 1
     assert "the state of rank 1 is on no other machine" in " ".join(run.output.split())

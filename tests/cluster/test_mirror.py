@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.training import Script, train
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SHARDED: Script = (
     *("train_gpt_3d.py", "--optimizer", "sharded", "--data-ranks", "3", "--pipe-ranks", "1"),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.training import Outcome, Script, train
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 24
 PIPELINES: Script = ("train_gpt_3d.py", "--data-limit", "200000")
@@ -31,7 +31,7 @@ def run(folder: Path, *faults: str, standbys: int = 1, flags: tuple[str, ...] = 
         steps=STEPS,
         script=PIPELINES,
         flags=flags,
-        limit=280.0,
+        limit=540.0,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.training import STEPS, Outcome, train
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.mark.long(every=2)
@@ -36,7 +36,7 @@ def test_a_machine_is_moved(undisturbed: Outcome, tmp_path: Path) -> None:
 
     A move waits for a spare that is being warmed; slow steps let the job last until it is.
     """
-    outcome = train(tmp_path, "slow:machine=0,step=5,factor=40", "move:machine=2,step=6")
+    outcome = train(tmp_path, "slow:machine=0,step=5,factor=20", "move:machine=2,step=6")
     assert outcome.incidents == [("move", "m2")]
     assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
 

@@ -13,7 +13,7 @@ import trainmover
 from trainmover import testing
 from trainmover.errors import JobError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 STEPS = 30
 
 

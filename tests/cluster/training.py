@@ -20,7 +20,7 @@ import psutil
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 40
-LIMIT = 100.0
+LIMIT = 200.0
 
 Script = tuple[str, ...]
 """An example's name and what it is called with."""

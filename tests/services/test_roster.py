@@ -78,7 +78,7 @@ def test_kept_answers_are_those_of_the_facts(kit: Kit, story: list[Any]) -> None
             for machine, joined in roster.joined.items()
             if machine not in taken
             and joined.slots >= roster.slots
-            and (machine, joined.incarnation) not in roster.gone
+            and not roster.is_over(machine, joined.incarnation)
         ]
         assert roster.idle_count == len(roster.idle())
         assert roster.lost() == [(s, m) for s, m in sorted(roster.seats.items()) if roster.dead(m)]

