@@ -61,8 +61,10 @@ def test_kept_answers_are_those_of_the_facts(kit: Kit, story: list[Any]) -> None
     fleet = Fleet(fleets)
     seen = {machine: about(roster, machine) for machine in MACHINES}
     endpoints: dict[Any, set[int]] = {}
+    released: set[tuple[str, str | None]] = set()  # a committed switch took them off their seats
     for number, step in enumerate(story):
         event = event_of(kit, step, number + 1)
+        sat = {machine: roster.life(machine) for machine in roster.seats.values()}
         roster.note(event)
         fleets.note(event)
         if isinstance(event, say.RankStarted):
@@ -73,12 +75,15 @@ def test_kept_answers_are_those_of_the_facts(kit: Kit, story: list[Any]) -> None
         assert {machine for machine in MACHINES if now[machine] != seen[machine]} <= touched
         seen = now
         taken = set(roster.seats.values())
+        if isinstance(event, say.SwitchCommitted):
+            released |= {(machine, life) for machine, life in sat.items() if machine not in taken}
         assert list(roster.idle()) == [
             joined
             for machine, joined in roster.joined.items()
             if machine not in taken
             and joined.slots >= roster.slots
-            and not roster.is_over(machine, joined.incarnation)
+            and (machine, joined.incarnation) not in roster.gone
+            and (machine, joined.incarnation) not in released
         ]
         assert roster.idle_count == len(roster.idle())
         assert roster.lost() == [(s, m) for s, m in sorted(roster.seats.items()) if roster.dead(m)]

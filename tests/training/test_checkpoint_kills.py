@@ -61,6 +61,9 @@ def test_kills_while_it_is_written(tmp_path: Path) -> None:
         told.close()
         assert hear.poll(60)
         last = hear.recv()
+        if len(digests) <= generation:  # a slow computer: without this it would be killed before its first
+            assert hear.poll(60)
+            last = hear.recv()
         process.join(chance.uniform(0.0, 0.4))
         process.kill()
         process.join()
@@ -80,4 +83,4 @@ def test_kills_while_it_is_written(tmp_path: Path) -> None:
         if newest:
             assert {rank.tracked.digest() for rank in ranks} == {digests[newest]}
     assert left_over > ROUNDS // 3, "the kills came between checkpoints and not in them"
-    assert len(digests) > 2, "hardly a checkpoint became whole"
+    assert len(digests) > ROUNDS
