@@ -110,7 +110,7 @@ class TrackedState:
     def _module_tensors(self) -> Iterator[tuple[str, torch.Tensor, str]]:
         for name, module in self.modules.items():
             for key, parameter in module.named_parameters():
-                yield name, local(parameter.detach()), key
+                yield name, local(parameter).detach(), key  # in this order: a DTensor's own detach is slow
             for key, buffer in module.named_buffers():
                 yield name, local(buffer), key
 
@@ -285,8 +285,8 @@ class TrackedState:
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """A tensor's content as bytes; without a copy when it is contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return as_bytes(flat) if flat.numel() else memoryview(b"")
+    flat = tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.detach().cpu().contiguous()
+    return as_bytes(flat.view(-1)) if flat.numel() else memoryview(b"")
 
 
 def sample_bytes(tensor: torch.Tensor) -> memoryview:
