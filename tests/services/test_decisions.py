@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from trainmover.events import catalogue as say
 from trainmover.services import gaps, health, planner, switcher
 from trainmover.services.core import Say, incident_id, said_id, timer_id
+from trainmover.services.crew import natural
 from trainmover.services.gaps import Gap, Spare
 from trainmover.services.planner import Phase, PlannerCore
-from trainmover.services.roster import Roster, natural
+from trainmover.services.roster import Roster
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import Switch, SwitcherCore
 from trainmover.services.tables import check, markdown, mermaid

@@ -9,8 +9,10 @@ that lives keeps its seat when everything starts again: its host has the data an
 
 from __future__ import annotations
 
+import re
+
 from trainmover.services.replicas import why_no_pause
-from trainmover.services.roster import Life, Roster, natural
+from trainmover.services.roster import Life, Roster
 
 
 def first_crew(roster: Roster) -> tuple[Life, ...]:
@@ -74,3 +76,9 @@ def next_crew(roster: Roster) -> tuple[Life, ...] | None:
             return None
         crew.append((taker, living[taker]))
     return tuple(crew)
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key in which ``m2`` comes before ``m10``."""
+    parts = re.split(r"(\d+)", name)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
