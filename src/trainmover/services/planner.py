@@ -4,17 +4,10 @@ What lives here: starting everything from nothing (a *generation*), and turning 
 standby and the repairs of health into one layout with a new epoch.  What never lives here: who
 failed, which spare is chosen, whether an epoch comes about.
 
-The phases are a table, walked until no trigger holds.  Five rules are behind it.
+The phases are a table, walked until no trigger holds.  Two rules are behind it; what is to change, and
+what of it goes into one plan, is asked of ``changes``, which has rules of its own.
 
 - *Epochs only grow.*  An epoch that was named once is never named again, whatever became of it.
-- *One plan for everything that is open.*  All open assignments (and a repair) go into one layout;
-  only the move of a machine that still works waits while a neighbouring seat changes, because
-  neighbours keep each other's private state, and while it is all that is left of a state.
-- *No plan with a dead machine in it.*  While a machine of the resulting layout is dead, or one of
-  its ranks has no endpoint, the planner waits: the missing assignment is on its way.
-- *Replicas pause and come back whole.*  Where a seat stays empty (``standby.exhausted``) all seats of its
-  data-parallel replica are vacated at once (``replicas``), and the next layout is one of fewer machines; they
-  are filled again when there is a joiner for each.
 - *Nothing to keep, nothing to repair.*  Until a generation has a committed step and its roles
   (``Roster.replaceable``), or when no member is left that has the state, a failure starts
   everything again with ``generation + 1``: spares are launched like everybody else.
@@ -30,6 +23,7 @@ and who has whose state, is what every rank said of itself once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from typing import ClassVar
 
 from trainmover.events.catalogue import (
@@ -62,20 +56,55 @@ from trainmover.events.catalogue import (
     TimerFired,
     TrainingStarted,
 )
+from trainmover.services.changes import Changes, by_seat
 from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, incident_id, noted
 from trainmover.services.crew import first_crew, next_crew, nothing_to_keep
 from trainmover.services.fleet import Fleet
-from trainmover.services.phases import TABLE, Change, Next, Phase, by_seat
 from trainmover.services.plans import joiner_ranks, plan_of, start_of
-from trainmover.services.replicas import paused, together, why_no_pause
 from trainmover.services.roster import Life
-from trainmover.services.tables import first_trigger
+from trainmover.services.tables import Table, first_trigger
 from trainmover.topology import VACANT, Groups, Layout, delta
-
-__all__ = ["GATHER", "TABLE", "Phase", "PlannerCore"]
 
 GATHER = 1.0
 """Seconds that a launch waits for the standbys too, so that machines get seats by name."""
+
+
+class Phase(StrEnum):
+    """Where the planner is."""
+
+    IDLE = "idle"
+    GATHERING = "gathering"
+    LAUNCHED = "launched"
+    PLANNED = "planned"
+    STEADY = "steady"
+
+
+TABLE: Table[Phase] = {
+    Phase.IDLE: {
+        "enough machines": Phase.GATHERING,
+    },
+    Phase.GATHERING: {
+        "too few again": Phase.IDLE,
+        "all are here": Phase.LAUNCHED,
+        "waited enough": Phase.LAUNCHED,
+    },
+    Phase.LAUNCHED: {
+        "start again": Phase.LAUNCHED,
+        "all ranks are up": Phase.PLANNED,
+        "change is complete": Phase.PLANNED,
+    },
+    Phase.PLANNED: {
+        "start again": Phase.LAUNCHED,
+        "committed": Phase.STEADY,
+        "aborted": Phase.STEADY,
+        "aborted start": Phase.LAUNCHED,
+        "superseded": Phase.PLANNED,
+    },
+    Phase.STEADY: {
+        "start again": Phase.LAUNCHED,
+        "change is complete": Phase.PLANNED,
+    },
+}
 
 
 class PlannerCore(Decider):
@@ -92,10 +121,8 @@ class PlannerCore(Decider):
         self.last_epoch = 0
         self._waited = False
         self._aborted: set[int] = set()
-        self._changes: dict[str, Change] = {}
-        self._exhausted: dict[str, int] = {}
-        self._repair: tuple[int, str] | None = None
         self._fleet = Fleet(self.roster)
+        self._changes = Changes(self.roster, self._fleet)
         self._base: Layout | None = None
         self._held = -1
 
@@ -109,37 +136,20 @@ class PlannerCore(Decider):
             self._groups().links_total(self.roster.size * self.roster.slots, self.roster.slots)
 
     def _assigned(self, event: StandbyAssigned) -> None:
-        if event.generation and event.generation != self.roster.generation:
-            return
-        known, joiner = self._changes.get(event.incident), (event.joiner, event.joiner_incarnation)
-        seat = self.roster.seat_of(event.leaver) if event.position is None else event.position
-        seat = known.seat if seat is None and known is not None else seat
-        if seat is not None:
-            # A spare has one seat to take: an earlier assignment of it was given up.
-            others = {i: c for i, c in self._changes.items() if c.joiner != joiner and c.seat != seat}
-            self._changes = others | {event.incident: Change(seat, joiner, event.position is not None)}
-            self._exhausted.pop(event.incident, None)
+        self._changes.assigned(event)
 
     def _not_replaced(self, event: StandbyExhausted) -> None:
-        if event.generation == self.roster.generation and event.incident not in self._changes:
-            self._exhausted[event.incident] = event.position
+        self._changes.exhausted(event)
 
     def _refused(self, event: MoveRefused) -> None:
-        self._changes.pop(event.incident, None)
+        self._changes.refused(event.incident)
 
     def _asked_to_repair(self, event: LinkRepair) -> None:
-        if self._repair is None or event.epoch > self._repair[0]:
-            self._repair = (event.epoch, self.heard.incident or incident_id("repair", event.epoch))
+        self._changes.repair(event, self.heard.incident or incident_id("repair", event.epoch))
 
     def _committed(self, event: SwitchCommitted) -> None:
         self.last_epoch = max(self.last_epoch, event.epoch)
-        for incident, change in list(self._changes.items()):
-            vacated = change.seat in self.roster.vacant and not change.back
-            if self.roster.is_member(*change.joiner) or vacated:
-                del self._changes[incident]
-        for incident, seat in list(self._exhausted.items()):
-            if not self.roster.dead(self.roster.seats.get(seat, VACANT)):
-                del self._exhausted[incident]
+        self._changes.committed()
         if self.roster.settled:
             _ = self._base_layout().positions  # made now, and not in the middle of an incident
 
@@ -180,7 +190,7 @@ class PlannerCore(Decider):
     def advance(self) -> bool:
         """One transition, if a trigger of the phase holds."""
         self._fleet.refresh()
-        plan, roster = self.plan, self.roster
+        plan, roster, changes = self.plan, self.roster, self._changes
         trigger = first_trigger(
             TABLE,
             self.phase,
@@ -196,8 +206,8 @@ class PlannerCore(Decider):
                     plan is not None and plan.kind == "start" and plan.epoch in self._aborted
                 ),
                 "aborted": lambda: plan is not None and plan.kind != "start" and plan.epoch in self._aborted,
-                "superseded": lambda: plan is not None and self._outdated(plan) and self._next() is not None,
-                "change is complete": lambda: self._next() is not None,
+                "superseded": lambda: plan is not None and changes.outdated(plan) and changes.next() is not None,
+                "change is complete": lambda: changes.next() is not None,
             },
         )
         if trigger is None:
@@ -219,7 +229,7 @@ class PlannerCore(Decider):
             case "all ranks are up":
                 self._say_start()
             case "change is complete" | "superseded":
-                if self._changes or self._exhausted or roster.settled:
+                if self._changes.of_seats or roster.settled:
                     self._say_change()
                 else:
                     self._say_start()
@@ -236,8 +246,6 @@ class PlannerCore(Decider):
     def _launch(self, crew: Iterable[Life]) -> None:
         self.plan = None
         self._changes.clear()
-        self._exhausted.clear()
-        self._repair = None
         generation = self.roster.generation + 1
         for position, (machine, incarnation) in enumerate(tuple(crew)):
             self.say(
@@ -296,95 +304,6 @@ class PlannerCore(Decider):
 
     # -- layouts -----------------------------------------------------------------------------------
 
-    def _due(self) -> dict[str, Change]:
-        """The open changes that the next plan makes, by incident.
-
-        Each seat keeps the private state of the seat before it (``guardian_of``), so a machine that
-        still works is not replaced together with a neighbour: its move waits for the plan after.  It
-        waits as well while a rank of it, or of a seat that changes, has its state from no other seat.
-        """
-        roster = self.roster
-        due = {i: c for i, c in self._changes.items() if roster.dead(roster.seats.get(c.seat, VACANT))}
-        due |= self._coming_back()
-        seats = {change.seat for change in due.values()}
-        for incident, change in self._changes.items():
-            neighbours = {roster.next_taken(seat) for seat in seats}
-            if incident in due or change.seat in roster.vacant or change.seat in neighbours:
-                continue
-            if roster.next_taken(change.seat) in seats or (change.seat + 1) % roster.size in seats:
-                continue
-            if joiner_ranks(roster, {*seats, change.seat}) is not None:
-                due[incident] = change
-                seats.add(change.seat)
-        return due
-
-    def _coming_back(self) -> dict[str, Change]:
-        """The open assignments to vacant seats, of replicas that have a living joiner for every seat."""
-        roster = self.roster
-        open_to = {c.seat: (i, c) for i, c in self._changes.items() if c.joiner not in roster.gone}
-        return {
-            open_to[seat][0]: open_to[seat][1]
-            for unit in (paused(roster) if roster.vacant and self._changes else ())
-            if all(seat in open_to for seat in unit)
-            for seat in unit
-        }
-
-    def _to_vacate(self, due: Mapping[str, Change]) -> frozenset[int] | None:
-        """The seats whose replicas pause now; None where something has to be waited for."""
-        roster, filled = self.roster, {change.seat for change in due.values()}
-        lost = {seat for seat in self._exhausted.values() if seat not in filled}
-        lost = {seat for seat in lost if roster.dead(roster.seats.get(seat, VACANT))}
-        if not lost:
-            return frozenset()
-        if why_no_pause(roster, lost):
-            return None
-        return together(roster, lost) - frozenset(roster.vacant)
-
-    def _needs_repair(self) -> bool:
-        """A repair is wanted in the epoch that holds, or in one that was to follow it."""
-        return self._repair is not None and self._repair[0] >= self.roster.epoch
-
-    def _outdated(self, plan: PlanReady) -> bool:
-        """The plan on its way cannot come about, or does not do what is wanted now."""
-        seats, roster = plan.machines, self.roster
-        lost = any(seats[seat : seat + 1] == (machine,) for seat, machine in roster.lost())
-        lost = lost or any(roster.dead(machine) for machine in plan.joiners)
-        broken = self._repair is not None and self._repair[0] >= plan.epoch
-        return lost or broken or plan.base_epoch != self._base_epoch
-
-    @property
-    def _base_epoch(self) -> int:
-        """Epoch that the next one follows; 0 when nothing of this generation is committed."""
-        return self.roster.epoch if self.roster.settled else 0
-
-    def _next(self) -> Next | None:
-        """What makes the next layout, when something is to change and all of it lives."""
-        roster = self.roster
-        if self._changes or self._exhausted:
-            if not roster.replaceable or not roster.all_described:
-                return None
-        elif not self._needs_repair():
-            return None
-        elif not roster.settled:
-            return Next({}) if self._fleet.all_up() else None
-        due = self._due()
-        vacated = self._to_vacate(due)
-        if vacated is None or not (due or vacated or self._needs_repair()):
-            return None
-        due = {incident: change for incident, change in due.items() if change.seat not in vacated}
-        joiners = by_seat(due)
-        names = {machine for machine, _ in joiners.values()}
-        if not roster.full or len(names) != len(joiners):
-            return None
-        if any(seat not in joiners for name in names for seat in roster.seats_held(name)):
-            return None
-        leavers = {roster.seats[seat] for seat in (*joiners, *vacated)}
-        if not self._fleet.all_up(leavers, joiners):
-            return None
-        if joiner_ranks(roster, sorted(joiners), vacated) is None:
-            return None
-        return Next(due, vacated)
-
     def _groups(self) -> Groups:
         """The groups of all ranks; none before everybody told of his."""
         roster = self.roster
@@ -417,7 +336,7 @@ class PlannerCore(Decider):
         )
 
     def _say_change(self) -> None:
-        change, roster, base = self._next(), self.roster, self._base_layout()
+        change, roster, base = self._changes.next(), self.roster, self._base_layout()
         assert change is not None, "a change has every endpoint"
         joiners, vacated = by_seat(change.due), sorted(change.vacated)
         takers = {seat: machine for seat, (machine, _) in joiners.items()} | dict.fromkeys(vacated, VACANT)
@@ -426,10 +345,6 @@ class PlannerCore(Decider):
             layout = base.reseated(self._epoch(), takers)
         else:
             layout = base.replaced(self._epoch(), dict(pairs.values()))
-        incidents = [*change.due]
-        incidents += [i for i, seat in self._exhausted.items() if seat in change.vacated]
-        if self._needs_repair() and self._repair is not None and self._repair[1] not in incidents:
-            incidents.append(self._repair[1])
         kind: SwitchKind = "repair"
         if vacated:
             kind = "shrink"
@@ -439,10 +354,10 @@ class PlannerCore(Decider):
         self._say_plan(
             plan_of(
                 layout,
-                base=self._base_epoch,
+                base=self._changes.base_epoch,
                 kind=kind,
                 generation=roster.generation,
-                incidents=incidents,
+                incidents=self._changes.incidents(change),
                 changes=pairs,
                 change=delta(base, layout, self._groups(), seats=takers),
                 endpoint_of=self._endpoints(joiners),

@@ -20,8 +20,7 @@ from trainmover.events.codec import encode_message
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Core
 from trainmover.services.gaps import Spare
-from trainmover.services.phases import Phase
-from trainmover.services.planner import PlannerCore
+from trainmover.services.planner import Phase, PlannerCore
 from trainmover.services.replay import replay
 from trainmover.services.replicas import paused
 from trainmover.services.standby import StandbyCore
