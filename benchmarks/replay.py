@@ -40,9 +40,9 @@ from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.events.log import MAGIC, write_log
 from trainmover.services import SERVICES, Replayed
-from trainmover.services.core import Probe, entry_id, probe_id
+from trainmover.services.core import Probe, entry_id, envelopes_of, probe_id
 from trainmover.services.replay import replay_file
-from trainmover.services.shell import QUIET_MOST, envelopes_of
+from trainmover.services.journal import QUIET_MOST
 
 GOAL = 20_000.0
 """Events per second, reading included."""

@@ -30,12 +30,12 @@ from trainmover.services.core import (
     Say,
     SetTimer,
     entry_id,
+    envelopes_of,
     probe_id,
     timer_id,
 )
 from trainmover.services.described import Described
 from trainmover.services.roles import find_roles
-from trainmover.services.shell import envelopes_of
 
 JOB = "job"
 

@@ -17,7 +17,7 @@ from trainmover.events import NatsBus, NatsServer, read_stream
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services import SERVICES, replay
-from trainmover.services.shell import envelopes_of
+from trainmover.services.core import envelopes_of
 
 pytestmark = pytest.mark.cluster
 

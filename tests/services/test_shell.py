@@ -20,7 +20,7 @@ from trainmover.events.envelope import Envelope
 from trainmover.services import SERVICES, HealthCore, PlannerCore, Shell, replay
 from trainmover.services.core import Decider, SetTimer
 from trainmover.services.leases import LeaseBook, LeaseDriver
-from trainmover.services.shell import feeding_order, journal_of
+from trainmover.services.journal import feeding_order, journal_of
 
 
 async def until(condition: Callable[[], bool], limit: float = 20.0) -> None:

@@ -21,7 +21,7 @@ facts, and the outbox.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -110,6 +110,23 @@ def entry_id(service: str, cause: str) -> str:
 def incident_id(*parts: object) -> str:
     """Id of the incident that has this beginning, the same for everybody who derives it."""
     return f"inc-{_digest(*parts)[:8]}"
+
+
+def envelopes_of(service: str, cause: Envelope, now: float, outputs: Iterable[Output]) -> list[Envelope]:
+    """What a core says because of an input, with the ids and times that follow from it."""
+    says = [output for output in outputs if isinstance(output, Say)]
+    return [
+        Envelope(
+            id=said_id(service, cause.id, index),
+            source=service,
+            time=now,
+            job=cause.job,
+            event=output.event,
+            incident=output.incident,
+            cause=cause.id,
+        )
+        for index, output in enumerate(says)
+    ]
 
 
 def _digest(*parts: object) -> str:

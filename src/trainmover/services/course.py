@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from trainmover.errors import ConfigError
 from trainmover.events.catalogue import JournalEntry
 from trainmover.events.envelope import Envelope
-from trainmover.services.core import Core, Output
-from trainmover.services.shell import envelopes_of
+from trainmover.services.core import Core, Output, envelopes_of
 from trainmover.services.tables import Moved, watched
 
 FOREVER = float("inf")

@@ -8,12 +8,8 @@ probes, leases) goes through one queue to one consumer, so a core hears one thin
 What the shell makes is published first and fed at once; when it comes back by the feed its id is
 known already.
 
-**The journal comes first.**  Replay must follow the order in which the core was fed, which is not
-that of the stream.  So each input is journalled (``journal.entry``: its id, its ``now``, the ids of
-what it caused), and the entry is published *before* the outputs, on the same connection.  Nobody
-waits for it to be stored.  Inputs that caused nothing are collected and travel with the next entry
-(``quiet``), or alone after :data:`QUIET_SECONDS`.  What follows: whenever an output is in the log,
-the order of all that led to it is there too.
+**The journal comes first** (``journal``).  What an input caused is published after the entry that says so,
+on the same connection: whenever an output is in the log, the order of all that led to it is there too.
 
 **Born from the log.**  On start the shell reads the log and feeds the journalled inputs in the
 journalled order, with the journalled times, without publishing; then it does what the core had
@@ -28,7 +24,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from trainmover import clock as clocks
@@ -45,23 +41,17 @@ from trainmover.services.core import (
     Probe,
     Say,
     SetTimer,
-    entry_id,
+    envelopes_of,
     probe_id,
-    said_id,
     timer_id,
 )
+from trainmover.services.journal import Journal, feeding_order, journal_of
 
 PROBE_LIMIT: Final = 1.0
 """Seconds that a machine has to answer a probe."""
 
 PROBE_RETRY: Final = 0.2
 """Seconds until a probe is repeated that the bus could not carry."""
-
-QUIET_SECONDS: Final = 0.5
-"""Seconds after which inputs that caused nothing are journalled alone."""
-
-QUIET_MOST: Final = 256
-"""Inputs that caused nothing in one journal entry at most."""
 
 LATE_INPUT: Final = 10.0
 """Seconds for which a start waits for an input that was heard before, but is not in the log yet."""
@@ -121,9 +111,7 @@ class Shell:
         self._inbox: asyncio.Queue[tuple[Envelope, bool]] = asyncio.Queue()
         self._fed: set[str] = set()
         self._logged: set[str] = set()
-        self._number = 0
-        self._quiet: dict[str, float] = {}
-        self._quiet_timer: asyncio.TimerHandle | None = None
+        self._journal = Journal(core.name, bus, self._spawn)
         self._due: dict[str, tuple[float, str, float]] = {}
         """By name: when, because of which input, and how many seconds that was away when it was asked for."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -143,7 +131,7 @@ class Shell:
         try:
             feed = await self.bus.feed((*self.core.areas, "timer"), history=True)
             past = await feed.past(PAST_LIMIT)
-            entries = await self._journal()
+            entries = await self._entries()
             await self._wait_for_inputs(feed, past, entries)
             await self._rebuild(past, entries)
             for driver in self._drivers:
@@ -163,7 +151,7 @@ class Shell:
 
     # -- born from the log -------------------------------------------------------------------------
 
-    async def _journal(self) -> list[JournalEntry]:
+    async def _entries(self) -> list[JournalEntry]:
         """This service's journal so far, in the order of feeding."""
         feed = await self.bus.feed(("journal",), history=True)
         try:
@@ -192,7 +180,7 @@ class Shell:
         self._logged = set(known)
         owed: list[Envelope] = []
         for number, cause, now in feeding_order(entries):
-            self._number = max(self._number, number)
+            self._journal.number = max(self._journal.number, number)
             envelope = known.get(cause)
             if envelope is None:
                 # Whoever said it still has to bring it into the log; it is fed when it comes.
@@ -226,14 +214,9 @@ class Shell:
         now = self._now()
         outputs = self._feed(envelope, now)
         if not outputs:
-            self._quiet[envelope.id] = now
-            if len(self._quiet) >= QUIET_MOST:
-                await self._journal_quiet()
-            elif self._quiet_timer is None:
-                loop = asyncio.get_running_loop()
-                self._quiet_timer = loop.call_later(QUIET_SECONDS, self._spawn_quiet)
+            await self._journal.collect(envelope.id, now)
             return
-        await self._write_entry(envelope.id, now, tuple(output.id for output in outputs))
+        await self._journal.write(envelope.id, now, tuple(output.id for output in outputs))
         for output in outputs:
             if output.id not in self._logged:
                 await self.bus.publish(output)
@@ -352,35 +335,6 @@ class Shell:
                 await self.bus.publish(envelope)
             await self._take(envelope)
 
-    async def _write_entry(self, cause: str, now: float, outputs: tuple[str, ...]) -> None:
-        quiet, self._quiet = self._quiet, {}
-        if self._quiet_timer is not None:
-            self._quiet_timer.cancel()
-            self._quiet_timer = None
-        self._number += len(quiet) + 1
-        entry = JournalEntry(
-            service=self.core.name, number=self._number, input=cause, now=now, outputs=outputs, quiet=quiet
-        )
-        await self.bus.publish(
-            Envelope(
-                id=entry_id(self.core.name, cause),
-                source=self.core.name,
-                time=now,
-                job=self.bus.job,
-                event=entry,
-                cause=cause,
-            )
-        )
-
-    async def _journal_quiet(self) -> None:
-        if self._quiet:
-            cause, now = self._quiet.popitem()
-            await self._write_entry(cause, now, ())
-
-    def _spawn_quiet(self) -> None:
-        self._quiet_timer = None
-        self._spawn(self._journal_quiet())
-
     def _spawn(self, work: object) -> None:
         assert asyncio.iscoroutine(work), "the shell runs coroutines"
         task = asyncio.get_running_loop().create_task(work)
@@ -396,9 +350,9 @@ class Shell:
     async def _end(self, feed: Feed | None) -> None:
         """Let go of everything; what is known is journalled if the bus still takes it."""
         self._broken = None
-        for handle in (*self._timers.values(), self._quiet_timer):
-            if handle is not None:
-                handle.cancel()
+        self._journal.stop()
+        for handle in self._timers.values():
+            handle.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -406,40 +360,8 @@ class Shell:
         if feed is not None:
             await feed.close()
         with contextlib.suppress(BusError):
-            await self._journal_quiet()
+            await self._journal.flush()
             await self.bus.flush(FLUSH_LIMIT)
 
     def _now(self) -> float:
         return round(self._clock(), 6)
-
-
-def envelopes_of(service: str, cause: Envelope, now: float, outputs: Iterable[Output]) -> list[Envelope]:
-    """What a core says because of an input, with the ids and times that follow from it."""
-    says = [output for output in outputs if isinstance(output, Say)]
-    return [
-        Envelope(
-            id=said_id(service, cause.id, index),
-            source=service,
-            time=now,
-            job=cause.job,
-            event=output.event,
-            incident=output.incident,
-            cause=cause.id,
-        )
-        for index, output in enumerate(says)
-    ]
-
-
-def journal_of(service: str, envelopes: Iterable[Envelope]) -> list[JournalEntry]:
-    """A service's journal entries, in the order of feeding."""
-    entries = [e.event for e in envelopes if isinstance(e.event, JournalEntry) and e.event.service == service]
-    return sorted(entries, key=lambda entry: entry.number)
-
-
-def feeding_order(entries: Iterable[JournalEntry]) -> Iterable[tuple[int, str, float]]:
-    """(number, input, now) of every input that entries tell of, oldest first."""
-    for entry in entries:
-        first = entry.number - len(entry.quiet)
-        for place, (quiet, now) in enumerate(entry.quiet.items()):
-            yield first + place, quiet, now
-        yield entry.number, entry.input, entry.now
