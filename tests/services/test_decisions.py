@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainmover.events import catalogue as say
-from trainmover.services import gaps, health, planner, switcher
+from trainmover.services import gaps, health, planner, spares, switcher
 from trainmover.services.core import Say, incident_id, said_id, timer_id
 from trainmover.services.crew import natural
-from trainmover.services.gaps import Gap, Spare
+from trainmover.services.gaps import Gap
 from trainmover.services.planner import Phase, PlannerCore
 from trainmover.services.roster import Roster
+from trainmover.services.spares import Spare
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import Switch, SwitcherCore
 from trainmover.services.tables import check, markdown, mermaid
@@ -44,7 +45,7 @@ def training(kit: Kit, core: Any, spares: int = 1, **job: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("table", "states"),
-    [(gaps.SPARES, Spare), (gaps.GAPS, Gap), (planner.TABLE, Phase), (switcher.TABLE, Switch)],
+    [(spares.SPARES, Spare), (gaps.GAPS, Gap), (planner.TABLE, Phase), (switcher.TABLE, Switch)],
 )
 def test_tables_are_whole(table: Any, states: Any) -> None:
     """Every state has a row, no row leads out of the table, and both drawings show every transition."""
@@ -63,7 +64,7 @@ def test_the_docs_show_the_tables() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "services.md").read_text("utf-8")
     assert "preparing --> adopting: all prepared" in switcher.diagram()
     assert switcher.diagram() in text
-    for table in (health.TABLE, gaps.SPARES, gaps.GAPS, planner.TABLE, switcher.TABLE):
+    for table in (health.TABLE, spares.SPARES, gaps.GAPS, planner.TABLE, switcher.TABLE):
         assert markdown(table) in text
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.steps import steps_of
 from trainmover.events import catalogue as say
 from trainmover.services import SERVICES
-from trainmover.services.gaps import Spare
+from trainmover.services.spares import Spare
 from trainmover.services.standby import StandbyCore
 
 Kit = SimpleNamespace

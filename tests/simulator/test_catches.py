@@ -10,7 +10,7 @@ import pytest
 
 from trainmover.events import catalogue as say
 from trainmover.services.core import Core, noted
-from trainmover.services.gaps import Spare
+from trainmover.services.spares import Spare
 from trainmover.services.health import HealthCore
 from trainmover.services.planner import PlannerCore
 from trainmover.services.standby import StandbyCore

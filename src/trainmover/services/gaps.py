@@ -1,71 +1,21 @@
-"""The life of a spare and the life of a gap: the tables and records of the standby service.
+"""The life of a gap: its table, and the book of all gaps.
 
-What lives here: the two tables that ``standby`` walks, and what is kept of each spare and each gap.
-What never lives here: when a trigger holds, and what follows from a transition.
+What lives here: the table that ``standby`` walks gaps along, what is kept of each gap, and the :class:`Book`,
+which answers what is asked about one.  What never lives here: when a trigger holds, and what follows from a
+transition.
 
-The :class:`Book` has the gaps, and answers what is asked about one.  The :class:`Line` of spares knows
-which of them have to be looked at: those about which something changed, and those that wait for their gap.
-
-A *spare* is one machine's life as standby sees it, from joining to its end.  It is warmed in one
-role after another, and can be assigned as soon as the role that is needed is parked.  A *gap* is a
-seat that needs another machine, because its machine failed or is asked to move.
+A *gap* is a seat that needs another machine, because its machine failed or is asked to move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from trainmover.events.catalogue import MachineRole, MoveRequested
 from trainmover.services.roster import Life, Roster
 from trainmover.services.tables import Table
-
-
-class Spare(StrEnum):
-    """State of one machine's life as standby sees it."""
-
-    JOINED = "joined"
-    WARMING = "warming"
-    PARKED = "parked"
-    ASSIGNED = "assigned"
-    MEMBER = "member"
-    LOST = "lost"
-
-
-SPARES: Table[Spare] = {
-    Spare.JOINED: {
-        "gone": Spare.LOST,
-        "seated": Spare.MEMBER,
-        "recording is ready": Spare.WARMING,
-    },
-    Spare.WARMING: {
-        "gone": Spare.LOST,
-        "seated": Spare.MEMBER,
-        "stale": Spare.JOINED,
-        "next role": Spare.WARMING,
-        "all roles parked": Spare.PARKED,
-        "assigned": Spare.ASSIGNED,
-    },
-    Spare.PARKED: {
-        "gone": Spare.LOST,
-        "seated": Spare.MEMBER,
-        "stale": Spare.JOINED,
-        "next role": Spare.WARMING,
-        "assigned": Spare.ASSIGNED,
-    },
-    Spare.ASSIGNED: {
-        "gone": Spare.LOST,
-        "seated": Spare.MEMBER,
-        "stale": Spare.JOINED,
-        "not needed": Spare.WARMING,
-    },
-    Spare.MEMBER: {
-        "gone": Spare.LOST,
-        "unseated": Spare.LOST,
-    },
-    Spare.LOST: {},
-}
 
 
 class Gap(StrEnum):
@@ -99,27 +49,6 @@ GAPS: Table[Gap] = {
     },
     Gap.CLOSED: {},
 }
-
-PARKED = frozenset({Spare.WARMING, Spare.PARKED})
-"""States in which a spare may be parked in a role."""
-
-WAITING = frozenset({Spare.JOINED, *PARKED})
-"""States in which a spare has no seat and is not assigned one."""
-
-
-@dataclass(slots=True)
-class SpareMachine:
-    """One machine's life, its state, and the generation of what it is warm with."""
-
-    life: Life
-    number: int = 0
-    """Place in the order of joining, in which spares are looked at."""
-    state: Spare = Spare.JOINED
-    generation: int = 0
-    warmed: list[str] = field(default_factory=list)
-    """Roles that it was asked to be warm in, in this order; all but the last are parked."""
-    was_parked: bool = False
-    """It was of use once: what befell it later is no sign that spares are hopeless."""
 
 
 @dataclass(slots=True)
@@ -168,6 +97,10 @@ class Book:
         """A spare is taking a seat."""
         return any(gap.state is Gap.ASSIGNED for gap in self._live.values())
 
+    def assigned_seats(self) -> set[int]:
+        """Seats that a spare is about to take."""
+        return {gap.seat for gap in self._live.values() if gap.state is Gap.ASSIGNED}
+
     def open(self, gap: Incident) -> None:
         """A seat needs another machine."""
         self.gaps[gap.id] = gap
@@ -202,44 +135,3 @@ class Book:
         waiting = [gap.seat for gap in self._live.values() if gap.state in (Gap.OPEN, Gap.HELD)]
         waiting += self._roster.vacant
         return [role for seat in waiting if (role := self._roster.role_of(seat)) is not None]
-
-
-class Line:
-    """The spares in the order of joining, and those among them whose triggers may have a new answer."""
-
-    def __init__(self) -> None:
-        self._spares: list[SpareMachine] = []
-        self._by_machine: dict[str, list[SpareMachine]] = {}
-        self._stirred: set[int] = set()
-        self._assigned: set[int] = set()
-
-    def add(self, life: Life) -> SpareMachine:
-        """A machine joins."""
-        spare = SpareMachine(life, len(self._spares))
-        self._spares.append(spare)
-        self._by_machine.setdefault(life[0], []).append(spare)
-        self._stirred.add(spare.number)
-        return spare
-
-    def stir(self, *machines: str) -> None:
-        """Something changed about these machines."""
-        for machine in machines:
-            self._stirred.update(spare.number for spare in self._by_machine.get(machine, ()))
-
-    def stir_all(self) -> None:
-        """Something changed that all have in common."""
-        self._stirred.update(range(len(self._spares)))
-
-    def take_due(self) -> list[SpareMachine]:
-        """Whom to look at in this round; what happens to an assigned spare is up to its gap, too."""
-        numbers, self._stirred = self._stirred | self._assigned, set()
-        return [self._spares[number] for number in sorted(numbers)]
-
-    def enter(self, spare: SpareMachine, trigger: str) -> None:
-        """Take a transition; the spare is looked at again in the next round."""
-        spare.state = SPARES[spare.state][trigger]
-        self._stirred.add(spare.number)
-        if spare.state is Spare.ASSIGNED:
-            self._assigned.add(spare.number)
-        else:
-            self._assigned.discard(spare.number)

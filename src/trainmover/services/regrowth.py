@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from trainmover.services.gaps import SpareMachine
+from trainmover.services.spares import SpareMachine
 from trainmover.services.replicas import paused
 from trainmover.services.roster import Life, Roster
 

@@ -1,18 +1,14 @@
 """Standby: which spare is warm, and which takes whose seat.
 
-What lives here: the life of a spare machine, the life of a gap (a seat that needs another machine,
-because its machine failed or is asked to move), and the pairing of the two; and, once all ranks are
-described, the roles of the machines (``roles``).  What never lives here: who failed (health), the
-layout and its links (planner), epochs (switcher).
+What lives here: the life of a gap (a seat that needs another machine, because its machine failed or is asked
+to move) and its pairing with a spare; and, once all ranks are described, the roles of the machines
+(``roles``).  What never lives here: the life of a spare (``pool``), who failed (health), the layout and its
+links (planner), epochs (switcher).
 
-Both lives are tables.  Every round of settling walks spares and gaps along their tables for as
+Both lives are tables.  Every round of settling walks gaps and spares along their tables for as
 long as a trigger holds, then pairs gaps with parked spares: failures before moves, the older first.
 A spare is warm in one role after another (``warming``), and takes a seat of any role that is parked
 on it, also while it is still being warmed in others.
-
-Because a trigger is a question about facts, it does not matter in which order they came.  Only what
-can have a new answer is asked again: spares about which something changed (:meth:`StandbyCore._due`)
-and gaps that are open, so that the start of a large job takes steps in proportion to its machines.
 
 A gap is about a *seat*, not a machine.  When a joiner dies in the middle of its switch, the gap is
 open again and gets another spare, whether or not that switch was committed at the last moment: who
@@ -29,7 +25,7 @@ promotion or a loss a fresh spare is asked for (``replenish``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from trainmover.events.catalogue import (
@@ -64,26 +60,15 @@ from trainmover.events.catalogue import (
 )
 from trainmover.services.core import CancelTimer, Decider, Reaction, SetTimer, incident_id, noted
 from trainmover.services.crew import nothing_to_keep
-from trainmover.services.gaps import (
-    GAPS,
-    PARKED,
-    SPARES,
-    WAITING,
-    Book,
-    Gap,
-    Incident,
-    Line,
-    Spare,
-    SpareMachine,
-)
+from trainmover.services.gaps import GAPS, Book, Gap, Incident
+from trainmover.services.pool import Pool
 from trainmover.services.reasons import held, why_no_move, why_uncovered, why_unsourced
 from trainmover.services.regrowth import Regrowth
-from trainmover.services.replenish import Replenishing
 from trainmover.services.replicas import why_no_pause
 from trainmover.services.roles import find_roles
 from trainmover.services.roster import Life
+from trainmover.services.spares import SpareMachine
 from trainmover.services.tables import first_trigger
-from trainmover.services.warming import Warming
 
 PATIENCE = 60.0
 """Seconds that a move waits for a spare that is being warmed."""
@@ -93,7 +78,7 @@ DOUBT = 10.0
 
 
 class StandbyCore(Decider):
-    """Keeps the pool of spares and fills gaps from it; see the module."""
+    """Fills gaps from the pool of spares; see the module."""
 
     name: ClassVar[str] = "standby"
     SAYS: ClassVar[tuple[type[Event], ...]] = (
@@ -110,38 +95,33 @@ class StandbyCore(Decider):
     def __init__(self, patience: float = PATIENCE) -> None:
         super().__init__()
         self.patience = patience
-        self.spares: dict[Life, SpareMachine] = {}
         self._book = Book(self.roster)
         self.gaps = self._book.gaps
-        self._line = Line()
-        self._situation: tuple[object, ...] = ()
-        self._warming = Warming(self.roster)
-        self._replenishing = Replenishing(self.roster)
         self._regrowth = Regrowth(self.roster)
+        self._pool = Pool(self.roster, self._book, self._regrowth, self.say)
+        self.spares = self._pool.spares
+        self._warming, self._replenishing = self._pool.warming, self._pool.replenishing
 
     # -- inputs ------------------------------------------------------------------------------------
 
     def _joined(self, event: MachineJoined) -> None:
-        life = (event.machine, event.incarnation)
-        if life not in self.spares:
-            self.spares[life] = self._line.add(life)
-            self._replenishing.joined()
+        self._pool.joined(event)
 
     def _launched(self, event: MachineLaunch) -> None:
         if self.roster.roles:  # it is late, and may tell who records
-            self._stir_idle()
+            self._pool.stir_idle()
 
     def _slot_parked(self, event: StandbyParked) -> None:
-        self._warming.note(event)
-        self._line.stir(event.machine)
+        self._pool.parked(event)
 
-    def _what_can_be_warmed(self, event: RecordingReady | RecordingFailed | RankExited) -> None:
-        if isinstance(event, RankExited):
-            self._warming.note_end(event)
-        self._stir_idle()
+    def _recorded(self, event: RecordingReady | RecordingFailed) -> None:
+        self._pool.recorded(event)
+
+    def _rank_ended(self, event: RankExited) -> None:
+        self._pool.ended(event)
 
     def _started(self, event: TrainingStarted) -> None:
-        self._replenishing.of_use()
+        self._pool.started(event)
 
     def _move(self, event: MoveRequested) -> None:
         incident = incident_id("move", self.heard.id)
@@ -160,7 +140,7 @@ class StandbyCore(Decider):
             return f"{event.machine} is being replaced already"
         if why := why_no_move(roster, self._warming, event.machine):
             return why
-        if to is not None and not any(s.life[0] == to and s.state in WAITING for s in self._pool()):
+        if to is not None and not self._pool.waits(to):
             return f"{to} is not a living spare machine"
         return ""
 
@@ -184,9 +164,9 @@ class StandbyCore(Decider):
         MachineFailed: noted,
         MachineLaunch: _launched,
         RankDescribed: noted,
-        RankExited: _what_can_be_warmed,
-        RecordingReady: _what_can_be_warmed,
-        RecordingFailed: _what_can_be_warmed,
+        RankExited: _rank_ended,
+        RecordingReady: _recorded,
+        RecordingFailed: _recorded,
         TrainingStarted: _started,
         SwitchCommitted: noted,
         StandbyParked: _slot_parked,
@@ -204,9 +184,9 @@ class StandbyCore(Decider):
         if self._find_roles():
             return True
         moved = [self._advance_gap(gap) for gap in self._book.in_order()]
-        moved += [self._advance_spare(spare) for spare in self._due()]
+        moved.append(self._pool.advance())
         shrunk = self._regrowth.under_way or self.roster.vacant
-        return any(moved) or self._open_gap() or bool(shrunk and self._grow()) or self._replenish()
+        return any(moved) or self._open_gap() or bool(shrunk and self._grow()) or self._pool.replenish()
 
     def _find_roles(self) -> bool:
         """Say the roles of the machines, once in a generation."""
@@ -215,78 +195,6 @@ class StandbyCore(Decider):
             return False
         self.say(find_roles(roster.described, roster.size, roster.slots, roster.generation))
         return True
-
-    def _due(self) -> list[SpareMachine]:
-        """Spares whose triggers may have another answer than when they were last walked.
-
-        A trigger asks about the machine itself (the roster names those that changed), about what
-        all have in common, for idle machines about recordings and open gaps, or, when the spare is
-        assigned, about its gap.
-        """
-        roster = self.roster
-        situation = (roster.generation, roster.settled, roster.replaceable, roster.full, roster.slots)
-        self._line.stir(*roster.take_touched())
-        if situation != self._situation:
-            self._situation = situation
-            self._line.stir_all()
-        return self._line.take_due()
-
-    def _stir_idle(self) -> None:
-        self._line.stir(*(joined.machine for joined in self.roster.idle()))
-
-    def _advance_spare(self, spare: SpareMachine) -> bool:
-        roster, life = self.roster, spare.life
-        role = self._next_role(spare)
-        trigger = first_trigger(
-            SPARES,
-            spare.state,
-            {
-                "gone": lambda: life in roster.gone,
-                "seated": lambda: roster.is_member(*life),
-                "unseated": lambda: roster.settled and not roster.is_member(*life),
-                "stale": lambda: spare.generation != roster.generation,
-                "recording is ready": lambda: role is not None,
-                "next role": lambda: role is not None,
-                "all roles parked": lambda: self._warming.complete(spare, self._book.wanted_roles()),
-                "not needed": lambda: (
-                    all(gap.joiner != life for gap in self._book.live) and not self._regrowth.has(life)
-                ),
-            },
-        )
-        if trigger is None:
-            return False
-        before = spare.state
-        self._line.enter(spare, trigger)
-        match spare.state:
-            case Spare.JOINED:
-                spare.warmed = []
-            case Spare.WARMING:
-                self._note_use(spare)
-                if role is not None:
-                    self.say(self._warming.order(spare, role, self._book.wanted_roles()))
-            case Spare.PARKED:
-                self._note_use(spare)
-            case Spare.LOST:
-                parked = spare.was_parked or self._warming.of_use(spare)
-                self._replenishing.lost(of_use=parked or (before is Spare.MEMBER and roster.started))
-            case Spare.MEMBER if before is Spare.ASSIGNED:
-                self._replenishing.promoted()
-            case _:
-                pass
-        return True
-
-    def _next_role(self, spare: SpareMachine) -> MachineRole | None:
-        """The role to warm a spare in now, if it is one that can be warmed."""
-        roster = self.roster
-        usable = roster.replaceable and roster.full and roster.is_idle(*spare.life)
-        if not usable or spare.state not in WAITING:
-            return None
-        return self._warming.next_role(spare, self._book.wanted_roles(), self._pool())
-
-    def _note_use(self, spare: SpareMachine) -> None:
-        if self._warming.of_use(spare):
-            spare.was_parked = True
-            self._replenishing.of_use()
 
     def _advance_gap(self, gap: Incident) -> bool:
         roster = self.roster
@@ -317,7 +225,7 @@ class StandbyCore(Decider):
         if trigger is None:
             return False
         gap.state = GAPS[gap.state][trigger]
-        self._stir_idle()
+        self._pool.stir_idle()
         if not gap.live:
             self._book.close(gap)
         match trigger:
@@ -363,20 +271,14 @@ class StandbyCore(Decider):
 
     def _open(self, gap: Incident) -> None:
         self._book.open(gap)
-        self._stir_idle()
-
-    def _pool(self) -> Iterable[SpareMachine]:
-        """Living spares that fit, in order of joining."""
-        lives = [(joined.machine, joined.incarnation) for joined in self.roster.idle()]
-        return [self.spares[life] for life in lives if life in self.spares]
+        self._pool.stir_idle()
 
     def _choice(self, gap: Incident) -> SpareMachine | None:
         """The spare that takes this seat now, if there is somebody to send it the state."""
         wanted, role = self._book.wanted(gap), self.roster.role_of(gap.seat)
         if role is None:
             return None
-        fits = [s for s in self._pool() if s.state in PARKED and wanted in (None, s.life[0])]
-        spare = self._warming.choose(role, fits)
+        spare = self._pool.choose(role, wanted)
         return None if spare is None or why_unsourced(self.roster, gap.seat) else spare
 
     def _on_the_way(self, gap: Incident) -> bool:
@@ -384,8 +286,7 @@ class StandbyCore(Decider):
         wanted = self._book.wanted(gap)
         if why_uncovered(self.roster, self._warming, gap.seat):
             return False
-        here = any(s.state in WAITING and wanted in (None, s.life[0]) for s in self._pool())
-        return here or (self._book.is_move(gap) and wanted is None and self._replenishing.unanswered > 0)
+        return self._pool.waits(wanted) or (self._book.is_move(gap) and wanted is None and self._replenishing.unanswered > 0)
 
     def _may_pause(self, gap: Incident) -> bool:
         """No spare can take a dead machine's seat, and the job goes on without its replica."""
@@ -398,23 +299,22 @@ class StandbyCore(Decider):
         """Bring a paused replica back, when there are spares for all its seats; gaps come first."""
         roster, role_of = self.roster, self.roster.role_of
         if self._regrowth.tidy():
-            self._stir_idle()
+            self._pool.stir_idle()
             return True
         if not roster.vacant or not roster.settled or any(gap.state is Gap.OPEN for gap in self._book.live):
             return False
 
         def choose(seat: int, taken: Collection[Life]) -> SpareMachine | None:
             role = role_of(seat)
-            fits = [spare for spare in self._pool() if spare.state in PARKED and spare.life not in taken]
             if role is None or roster.unsourced(seat, roster.vacant) is not None:
                 return None
-            return self._warming.choose(role, fits)
+            return self._pool.choose(role, taken=taken)
 
         found = self._regrowth.find(choose)
         for seat, spare in found.items():
             incident = incident_id("grow", roster.generation, roster.vacated_in(seat), seat)
             role = role_of(seat)
-            self._line.enter(spare, "assigned")
+            self._pool.assign(spare)
             self.say(
                 StandbyAssigned(
                     incident=incident,
@@ -433,7 +333,7 @@ class StandbyCore(Decider):
     def _assign(self, gap: Incident, spare: SpareMachine) -> None:
         kind = "move" if self._book.is_move(gap) else "failure"
         gap.joiner = spare.life
-        self._line.enter(spare, "assigned")
+        self._pool.assign(spare)
         if gap.asked is not None:
             self.do(CancelTimer(f"move:{gap.id}"))
         self.say(
@@ -461,17 +361,3 @@ class StandbyCore(Decider):
 
     def _hold(self, gap: Incident) -> None:
         self.say(held(self.roster, self._warming, gap.id, gap.seat, self._book.occupant(gap)), gap.id)
-
-    def _replenish(self) -> bool:
-        """Ask for one more spare, when one was used up; a seat that waits for one comes first."""
-        if not self._replenishing.wanted:
-            return False
-        assigned = {gap.seat for gap in self._book.live if gap.state is Gap.ASSIGNED}
-        request = self._replenishing.request(
-            sum(1 for spare in self._pool() if spare.state in WAITING),
-            urgent=any(seat not in assigned for seat, _ in self.roster.lost()),
-            switching=bool(assigned) or self._regrowth.under_way,
-        )
-        if request is not None:
-            self.say(request)
-        return request is not None

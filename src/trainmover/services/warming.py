@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from trainmover.events.catalogue import MachineRole, RankExited, StandbyParked, StandbyWarm
-from trainmover.services.gaps import WAITING, SpareMachine
+from trainmover.services.spares import WAITING, SpareMachine
 from trainmover.services.roles import MAX_ROLES, by_size
 from trainmover.services.roster import Life, Roster
 

@@ -19,7 +19,7 @@ from trainmover.events import catalogue as say
 from trainmover.events.codec import encode_message
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Core
-from trainmover.services.gaps import Spare
+from trainmover.services.spares import Spare
 from trainmover.services.planner import Phase, PlannerCore
 from trainmover.services.replay import replay
 from trainmover.services.replicas import paused
