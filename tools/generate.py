@@ -19,7 +19,7 @@ from trainmover.access.permissions import permissions
 from trainmover.access.roles import ROLES, Role
 from trainmover.events import contract
 from trainmover.events.catalogue import EVENTS
-from trainmover.services import health, planner, standby, switcher
+from trainmover.services import gaps, health, planner, spares, standby, switcher
 from trainmover.services.core import Decider
 from trainmover.services.tables import mermaid
 
@@ -36,8 +36,8 @@ CORES: tuple[type[Decider], ...] = (
 DRAWINGS = {
     "health": {"The life of a machine": mermaid(health.TABLE, health.Health.WELL)},
     "standby": {
-        "The life of a spare": mermaid(standby.SPARES, standby.Spare.JOINED),
-        "The life of a gap": mermaid(standby.GAPS, standby.Gap.OPEN),
+        "The life of a spare": mermaid(spares.SPARES, spares.Spare.JOINED),
+        "The life of a gap": mermaid(gaps.GAPS, gaps.Gap.OPEN),
     },
     "planner": {"The planner's phases": mermaid(planner.TABLE, planner.Phase.IDLE)},
     "switcher": {"The switch": mermaid(switcher.TABLE, switcher.Switch.IDLE)},

@@ -30,7 +30,7 @@ from pydantic.fields import FieldInfo
 from trainmover.cli.app import app
 from trainmover.events import catalogue
 from trainmover.events.catalogue import EVENTS
-from trainmover.services import health, planner, standby, switcher
+from trainmover.services import gaps, health, planner, spares, standby, switcher
 from trainmover.services.tables import Table
 
 HEAD = "<!-- Written by tools/generate.py (make contract) from the code; not by hand. -->\n\n"
@@ -42,8 +42,8 @@ CORES = (health.HealthCore, standby.StandbyCore, planner.PlannerCore, switcher.S
 
 TABLES: dict[str, tuple[Table[Any], StrEnum]] = {
     "machine": (health.TABLE, health.Health.WELL),
-    "spare": (standby.SPARES, standby.Spare.JOINED),
-    "gap": (standby.GAPS, standby.Gap.OPEN),
+    "spare": (spares.SPARES, spares.Spare.JOINED),
+    "gap": (gaps.GAPS, gaps.Gap.OPEN),
     "planner": (planner.TABLE, planner.Phase.IDLE),
     "switch": (switcher.TABLE, switcher.Switch.IDLE),
 }

@@ -1,0 +1,313 @@
+"""What each event changes in the view of a cluster: one small function per event, and the table of them.
+
+What lives here: :data:`CHANGES`.  What never lives here: clocks, I/O, and what the view holds (``state``).
+
+It tolerates repeated events, and samples that never come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainmover.events import catalogue as say
+from trainmover.events.envelope import Envelope
+from trainmover.monitor.incidents import IncidentView
+from trainmover.monitor.machines import MachineView
+from trainmover.monitor.roles import RolesView
+from trainmover.monitor.state import ClusterState, Membership
+
+
+def _submitted(view: ClusterState, envelope: Envelope, event: say.JobSubmitted) -> None:
+    view.submitted, view.submitted_at, view.phase = event, envelope.time, "starting"
+
+
+def _completed(view: ClusterState, envelope: Envelope, event: say.JobCompleted) -> None:
+    view.phase, view.ended_at = "completed", envelope.time
+    view.steps, view.digest, view.identical = event.steps, event.digest, event.identical
+
+
+def _failed(view: ClusterState, envelope: Envelope, event: say.JobFailed) -> None:
+    if view.phase != "completed":
+        view.phase, view.ended_at, view.reason = "failed", envelope.time, event.reason
+
+
+def _held(view: ClusterState, envelope: Envelope, event: say.JobHeld) -> None:
+    view.phase = "held"
+    for incident in view.named((event.incident,)):
+        incident.held = event.reason
+
+
+def _joined(view: ClusterState, envelope: Envelope, event: say.MachineJoined) -> None:
+    known = view.machines.get(event.machine)
+    if known is None or known.incarnation != event.incarnation:
+        view.machines[event.machine] = MachineView(event.machine, event.incarnation, event.host, event.slots)
+
+
+def _left(view: ClusterState, envelope: Envelope, event: say.MachineLeft) -> None:
+    machine = _life(view, event.machine, event.incarnation)
+    if machine is not None:
+        machine.state, machine.position = "left", None
+        machine.note = event.reason
+
+
+def _suspected(view: ClusterState, envelope: Envelope, event: say.MachineSuspected) -> None:
+    machine = _life(view, event.machine, event.incarnation)
+    if machine is not None and machine.alive:
+        machine.note = f"suspected: {event.reason}"
+        view.evidence.setdefault(event.machine, envelope.time)
+
+
+def _machine_failed(view: ClusterState, envelope: Envelope, event: say.MachineFailed) -> None:
+    machine = _life(view, event.machine, event.incarnation)
+    if machine is None:
+        return
+    position, machine.position = machine.position, None
+    machine.state, machine.note = "failed", event.reason
+    if position is None or view.incident_of(event.machine) is not None:
+        return
+    name = envelope.incident or f"{event.machine}-{event.incarnation}"
+    sign = view.evidence.pop(event.machine, None)
+    incident = IncidentView(name, "failure", event.machine, cause=event.reason, evidence=sign)
+    incident.position = position
+    incident.reach("opened", min(envelope.time, sign) if sign is not None else envelope.time)
+    incident.reach("detected", envelope.time)
+    view.incidents[name] = incident
+
+
+def _rank_exited(view: ClusterState, envelope: Envelope, event: say.RankExited) -> None:
+    if event.again:
+        machine = _life(view, event.machine, event.incarnation)
+        if machine is not None:
+            machine.warmth.begin_again(event)
+            machine.state = "warming" if machine.state == "parked" else machine.state
+            machine.note = f"a rank ended in the role {event.role}; started again"
+        return
+    view.evidence.setdefault(event.machine, envelope.time)
+
+
+def _lease_expired(view: ClusterState, envelope: Envelope, event: say.LeaseExpired) -> None:
+    view.evidence.setdefault(event.machine, envelope.time)
+
+
+def _lease_returned(view: ClusterState, envelope: Envelope, event: say.LeaseReturned) -> None:
+    view.evidence.pop(event.machine, None)
+    machine = _life(view, event.machine, event.incarnation)
+    if machine is not None and machine.alive:
+        machine.note = ""
+
+
+def _link_broken(view: ClusterState, envelope: Envelope, event: say.LinkBroken) -> None:
+    view.evidence.setdefault(event.peer_machine, envelope.time)
+
+
+def _launch(view: ClusterState, envelope: Envelope, event: say.MachineLaunch) -> None:
+    if event.generation > view.generation:
+        view.generation, view.started = event.generation, False
+        view.roles = RolesView()
+        for incident in view.open_incidents:
+            if incident.kind == "failure":
+                incident.take_back("assigned")  # what was planned for it is void
+    machine = _life(view, event.machine, event.incarnation)
+    if machine is not None:
+        machine.state, machine.position = "starting", event.position
+    for incident in view.open_incidents:
+        if incident.kind == "failure" and not view.started and "planned" not in incident.times:
+            incident.restart = True
+            incident.held = ""
+            if incident.position == event.position:
+                incident.joiner = event.machine
+            incident.reach("assigned", envelope.time)
+    view.phase = "starting"
+
+
+def _roles(view: ClusterState, envelope: Envelope, event: say.RolesFound) -> None:
+    if event.generation == view.generation:
+        view.roles.found = event
+
+
+def _recorded(view: ClusterState, envelope: Envelope, event: say.RecordingReady | say.RecordingFailed) -> None:
+    machine = view.machines.get(event.machine)
+    if machine is not None and machine.position is not None and event.generation == view.generation:
+        view.roles.note_recording(event, machine.position)
+
+
+def _warm(view: ClusterState, envelope: Envelope, event: say.StandbyWarm) -> None:
+    machine = _life(view, event.machine, event.incarnation)
+    if machine is not None and machine.alive:
+        machine.state = "warming"
+        machine.warmth.warm(event)
+
+
+def _parked(view: ClusterState, envelope: Envelope, event: say.StandbyParked) -> None:
+    machine = _life(view, event.machine, event.incarnation)
+    if machine is None:
+        return
+    machine.warmth.park(event)
+    if machine.state == "warming" and machine.warmth.complete:
+        machine.state, machine.note = "parked", ""
+
+
+def _assigned(view: ClusterState, envelope: Envelope, event: say.StandbyAssigned) -> None:
+    incident = view.incidents.get(event.incident)
+    if incident is None:
+        incident = view.incident_of(event.leaver) if event.leaver else None
+        if incident is not None:
+            del view.incidents[incident.id]
+            incident.id = event.incident
+        else:
+            opened, cause = view.moves.pop(event.leaver, (envelope.time, ""))
+            machine_or_seat = event.leaver or f"seat {event.position}"
+            incident = IncidentView(event.incident, event.kind, machine_or_seat, cause=cause)
+            incident.position = event.position
+            incident.reach("opened", opened)
+            incident.reach("detected", opened)
+        view.incidents[event.incident] = incident
+    incident.take_back("assigned")
+    incident.joiner, incident.held = event.joiner, ""
+    incident.reach("assigned", envelope.time)
+    machine = _life(view, event.joiner, event.joiner_incarnation)
+    if machine is not None and machine.alive:
+        machine.state = "joining"
+    if view.phase == "held":
+        view.phase = "training"
+
+
+def _move_requested(view: ClusterState, envelope: Envelope, event: say.MoveRequested) -> None:
+    view.moves.setdefault(event.machine, (envelope.time, event.reason))
+
+
+def _move_refused(view: ClusterState, envelope: Envelope, event: say.MoveRefused) -> None:
+    opened, cause = view.moves.pop(event.machine, (envelope.time, ""))
+    incident = IncidentView(event.incident, "move", event.machine, cause=cause, state="refused")
+    incident.held = event.reason
+    incident.reach("opened", opened)
+    view.incidents.setdefault(event.incident, incident)
+
+
+def _plan(view: ClusterState, envelope: Envelope, event: say.PlanReady) -> None:
+    for incident in view.named(event.incidents):
+        incident.take_back("planned")
+        incident.epoch = event.epoch
+        incident.paused = event.kind == "shrink" and incident.joiner is None
+        if incident.paused:
+            incident.held = ""
+        incident.reach("planned", envelope.time)
+
+
+def _prepare(view: ClusterState, envelope: Envelope, event: say.SwitchPrepare) -> None:
+    for incident in view.named(event.incidents):
+        present = sum(map(bool, event.machines))
+        incident.prepare(event.epoch, present * event.ranks_per_machine, envelope.time)
+
+
+def _prepared(view: ClusterState, envelope: Envelope, event: say.SwitchPrepared) -> None:
+    for incident in view.with_epoch(event.epoch):
+        incident.note_prepared(event, envelope.time)
+
+
+def _adopted(view: ClusterState, envelope: Envelope, event: say.SwitchAdopted) -> None:
+    for incident in view.with_epoch(event.epoch):
+        incident.note_adopted(event, envelope.time)
+
+
+def _committed(view: ClusterState, envelope: Envelope, event: say.SwitchCommitted) -> None:
+    view.epoch = max(view.epoch, event.epoch)
+    view.seat(event.machines, "training")
+    present, seats = sum(map(bool, event.machines)), len(event.machines)
+    view.memberships.append(Membership(event.step, event.epoch, event.kind, present, seats))
+    for name in event.leavers:
+        machine = view.machines.get(name)
+        if machine is not None:
+            machine.position = None
+            if machine.alive:
+                machine.state = "leaving"
+    for incident in view.named(event.incidents):
+        incident.reach("committed", envelope.time)
+    view.evidence.clear()
+    if view.phase != "completed":
+        view.phase = "training"
+
+
+def _aborted(view: ClusterState, envelope: Envelope, event: say.SwitchAborted) -> None:
+    for incident in view.named(event.incidents):
+        incident.take_back("assigned")
+
+
+def _started(view: ClusterState, envelope: Envelope, event: say.TrainingStarted) -> None:
+    view.started = True
+    for incident in view.open_incidents:
+        if incident.restart:
+            incident.step, incident.epoch = max(0, event.step - 1), event.epoch
+            incident.reach("resumed", envelope.time)
+            incident.state = "closed"
+    if view.phase == "starting":
+        view.phase = "training"
+
+
+def _resumed(view: ClusterState, envelope: Envelope, event: say.TrainingResumed) -> None:
+    for incident in view.with_epoch(event.epoch):
+        incident.reach("resumed", envelope.time)
+        incident.state = "closed"
+
+
+def _sample(view: ClusterState, envelope: Envelope, event: say.StepSample) -> None:
+    machine = view.machines.get(event.machine)
+    if machine is not None:
+        machine.step = event.step
+    if view.step is not None and event.step < view.step:
+        if event.epoch < view.epoch:
+            return
+        view.samples.clear()
+    if not view.samples or view.samples[-1][1] < event.step:
+        view.samples.append((envelope.time, event.step))
+    if view.step != event.step or not view.metrics:
+        view.metrics = dict(event.metrics)
+    view.step = event.step
+
+
+def _beat(view: ClusterState, envelope: Envelope, event: say.Heartbeat) -> None:
+    machine = _life(view, event.machine, event.incarnation)
+    if machine is not None:
+        machine.beat, machine.ranks = envelope.time, event.ranks
+        machine.cpu_percent, machine.rss_bytes = event.cpu_percent, event.rss_bytes
+
+
+def _life(view: ClusterState, name: str, incarnation: str) -> MachineView | None:
+    machine = view.machines.get(name)
+    return machine if machine is not None and machine.incarnation == incarnation else None
+
+
+CHANGES: dict[type[say.Event], Callable[[ClusterState, Envelope, Any], None]] = {
+    say.JobSubmitted: _submitted,
+    say.JobCompleted: _completed,
+    say.JobFailed: _failed,
+    say.JobHeld: _held,
+    say.MachineJoined: _joined,
+    say.MachineLeft: _left,
+    say.MachineSuspected: _suspected,
+    say.MachineFailed: _machine_failed,
+    say.MachineLaunch: _launch,
+    say.LeaseExpired: _lease_expired,
+    say.LeaseReturned: _lease_returned,
+    say.RankExited: _rank_exited,
+    say.LinkBroken: _link_broken,
+    say.RolesFound: _roles,
+    say.RecordingReady: _recorded,
+    say.RecordingFailed: _recorded,
+    say.StandbyWarm: _warm,
+    say.StandbyParked: _parked,
+    say.StandbyAssigned: _assigned,
+    say.MoveRequested: _move_requested,
+    say.MoveRefused: _move_refused,
+    say.PlanReady: _plan,
+    say.SwitchPrepare: _prepare,
+    say.SwitchPrepared: _prepared,
+    say.SwitchAdopted: _adopted,
+    say.SwitchCommitted: _committed,
+    say.SwitchAborted: _aborted,
+    say.TrainingStarted: _started,
+    say.TrainingResumed: _resumed,
+    say.StepSample: _sample,
+    say.Heartbeat: _beat,
+}
