@@ -1,6 +1,6 @@
 """A connection to NATS that comes back: one recovery for everything that can go wrong.
 
-What lives here: the client library and its lifetime.  What never lives here: events.
+What lives here: the lifetime of clients (``client`` has what one is).  What never lives here: events.
 
 nats-py can lose its connection in many ways and notices some of them: the server dies, the server
 freezes, the server sends an error (the client closes for good), a callback raises (the client
@@ -24,8 +24,8 @@ import logging
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -35,41 +35,31 @@ from nats.errors import SlowConsumerError
 
 from trainmover.errors import BusError
 from trainmover.events.address import read_address
+from trainmover.events.client import (
+    CONNECT_SECONDS,
+    PENDING_BYTES,
+    PENDING_MESSAGES,
+    Arrived,
+    OneClient,
+    connect,
+    discard,
+    text_of,
+)
 from trainmover.events.tasks import check_cancelled, end_tasks
 
-PING_SECONDS: Final = 1
 BEAT_SECONDS: Final = 1.0
 BEATS_MISSED: Final = 3
-PENDING_MESSAGES: Final = 65536
-PENDING_BYTES: Final = 64 << 20
-OUTBOUND_BYTES: Final = 8 << 20
 RETRY_FIRST: Final = 0.02
 RETRY_SOON: Final = 0.2
 RETRY_LAST: Final = 2.0
 SOON_SECONDS: Final = 10.0
 """Pauses between tries, in seconds: a restarted server is found soon, a dead one is not hammered."""
 
-CONNECT_SECONDS: Final = 2.0
 BARRIER_SECONDS: Final = 3.0
-CLOSE_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
 Receive = Callable[["Arrived"], Awaitable[None]]
-
-_arrivals = itertools.count()
-
-
-@dataclass
-class Arrived(Msg):
-    """A message and its place in the order of arrival over all subscriptions of this process."""
-
-    arrival: int = field(default_factory=lambda: next(_arrivals))
-
-
-class _Client(Client):
-    msg_class = Arrived
-
 
 @dataclass(eq=False, slots=True)
 class Route:
@@ -92,7 +82,7 @@ class Connection:
         self.on_lost: list[Callable[[], None]] = []
         self.on_up: list[Callable[[], None]] = []
         self._token = token
-        self._client: _Client | None = None
+        self._client: OneClient | None = None
         self._since = 0.0
         self._routes: list[Route] = []
         self._lost = asyncio.Event()
@@ -168,7 +158,7 @@ class Connection:
                 subject, body, reply=reply, headers=None if headers is None else dict(headers)
             )
         except (NatsError, OSError, ValueError) as error:
-            logger.warning("%s could not send on %s: %s", self.name, subject, _text(error))
+            logger.warning("%s could not send on %s: %s", self.name, subject, text_of(error))
             return False
         return True
 
@@ -194,7 +184,7 @@ class Connection:
         except (NatsError, OSError, TimeoutError) as error:
             if client is self._client and client.is_connected:
                 await self.unsubscribe(routes)
-                raise BusError(f"{self.name} cannot subscribe at {self.where}: {_text(error)}") from error
+                raise BusError(f"{self.name} cannot subscribe at {self.where}: {text_of(error)}") from error
             # The connection broke: the supervisor subscribes these again with all others.
         denied = [route.subject for route in routes if self.denied(route.subject)]
         if denied:
@@ -217,14 +207,14 @@ class Connection:
                     await route.current.unsubscribe()
 
     async def close(self) -> None:
-        """End everything, within about :data:`CLOSE_SECONDS`; never raises."""
+        """End everything, within about a second; never raises."""
         if self._closed:
             return
         self._closed = True
         await end_tasks(self._tasks)
         client, self._client = self._client, None
         if client is not None:
-            await _discard(client)
+            await discard(client)
 
     # -- one client after the other
 
@@ -237,7 +227,7 @@ class Connection:
             for callback in list(self.on_lost):
                 callback()
             if client is not None:
-                await _discard(client)
+                await discard(client)
             await self._connect()
             logger.warning("%s has the bus at %s again", self.name, self.where)
             for callback in list(self.on_up):
@@ -259,20 +249,20 @@ class Connection:
             check_cancelled()
             self._lost.clear()
             self._denied.clear()
-            client = _Client()
+            client = OneClient()
             try:
                 async with asyncio.timeout(2 * CONNECT_SECONDS):
                     await self._start(client)
             except Exception as error:
-                self._trouble = _text(error)
-                await _discard(client)
+                self._trouble = text_of(error)
+                await discard(client)
                 if deadline is not None and "authorization violation" in self._trouble.lower():
                     raise BusError(
                         f"the NATS server at {self.where} does not let {self.name} in:"
                         " check the token or credentials"
                     ) from error
             except BaseException:
-                await _discard(client)
+                await discard(client)
                 raise
             else:
                 return
@@ -283,7 +273,7 @@ class Connection:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, RETRY_SOON if now - began < SOON_SECONDS else RETRY_LAST)
 
-    async def _start(self, client: _Client) -> None:
+    async def _start(self, client: OneClient) -> None:
         async def on_error(error: Exception) -> None:
             self._on_error(error)
 
@@ -291,27 +281,8 @@ class Connection:
             if client is self._client:
                 self._lose("the connection was closed")
 
-        options: dict[str, Any] = {} if self._token is None else {"token": self._token}
-        if self._address.tls is not None:
-            logging.getLogger("asyncio").addFilter(_is_no_advice)
-            # Before anything else is said: a server that offers plain text is not talked to.
-            options |= {"tls": self._address.tls, "tls_handshake_first": True}
-        await client.connect(
-            servers=list(self._address.servers),
-            name=self.name,
-            inbox_prefix=self._address.inbox,
-            # One try, no reconnecting: recovery is ours.
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            connect_timeout=int(CONNECT_SECONDS),
-            ping_interval=PING_SECONDS,
-            max_outstanding_pings=2,
-            pending_size=OUTBOUND_BYTES,
-            error_cb=on_error,
-            disconnected_cb=on_end,
-            closed_cb=on_end,
-            **options,
+        await connect(
+            client, self._address, self.name, self._token, on_error=on_error, on_end=on_end
         )
         for route in list(self._routes):
             await self._subscribe(client, route)
@@ -346,7 +317,7 @@ class Connection:
     def _on_error(self, error: Exception) -> None:
         """nats-py's ``error_cb``: an exception here would leave a client that hears nothing."""
         try:
-            text = _text(error)
+            text = text_of(error)
             if isinstance(error, SlowConsumerError):
                 for route in self._routes:
                     if route.current is error.sub and route.on_gap is not None:
@@ -403,23 +374,3 @@ class Connection:
             if missed >= BEATS_MISSED:
                 missed = 0
                 self._lose(f"{BEATS_MISSED} messages to ourselves did not come back")
-
-
-async def _discard(client: Client) -> None:
-    """Close a client whatever its state; a server that reads nothing cannot hold us up."""
-    try:
-        await asyncio.wait_for(client.close(), CLOSE_SECONDS)
-    except Exception as error:  # noqa: BLE001  (a client that fails to close is thrown away anyway)
-        logger.debug("a client did not close: %s", _text(error))
-    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
-    if writer is not None:
-        writer.transport.abort()
-
-
-def _is_no_advice(record: logging.LogRecord) -> bool:
-    """False for what asyncio says at the end of every TLS connection of the client library."""
-    return not str(record.msg).startswith("returning true from eof_received()")
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300] if str(error) else type(error).__name__

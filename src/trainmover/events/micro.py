@@ -26,7 +26,8 @@ from trainmover.events.envelope import format_time
 from trainmover.version import __version__
 
 if TYPE_CHECKING:
-    from trainmover.events.connection import Arrived, Connection
+    from trainmover.events.client import Arrived
+    from trainmover.events.connection import Connection
 
 PREFIX: Final = "$SRV"
 NAME_PREFIX: Final = "trainmover-"

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from trainmover.errors import BusError
-from trainmover.events.connection import Arrived, Connection, Route
+from trainmover.events.client import Arrived
+from trainmover.events.connection import Connection, Route
 from trainmover.events.envelope import Envelope
 from trainmover.events.feed import QUEUE_LIMIT, FeedQueue
 from trainmover.events.filters import wanted

@@ -17,7 +17,8 @@ from typing import Final
 
 from trainmover.errors import BusError
 from trainmover.events.bus import ProbeAnswer
-from trainmover.events.connection import Arrived, Connection
+from trainmover.events.client import Arrived
+from trainmover.events.connection import Connection
 
 PROBE_ROOT: Final = "trainmover-probe"
 """First part of the subjects of probes.  Not that of the events: whoever subscribes to all of those would

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainmover.errors import BusError
-from trainmover.events.connection import Arrived, Connection
+from trainmover.events.client import Arrived
+from trainmover.events.connection import Connection
 from trainmover.events.tasks import check_cancelled, end_tasks
 
 WAITING_MESSAGES: Final = 65536
