@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from trainmover.errors import ConfigError
+from trainmover.events.catalogue import JobSubmitted
 from trainmover.faults import FaultSpec
 
 
@@ -34,6 +36,32 @@ class RunConfig:
     resume: bool = False
     tls: bool = False
     state: Literal["mirror", "checkpoint", "none"] = "mirror"
+
+    def description(self, run_dir: Path) -> JobSubmitted:
+        """The job as its services and machines hear of it."""
+        return JobSubmitted(
+            script=str(self.script.absolute()),
+            args=self.args,
+            cwd=str(Path.cwd()),
+            python=sys.executable,
+            machines=self.machines,
+            ranks_per_machine=self.ranks_per_machine,
+            standbys=self.standbys,
+            seed=self.seed,
+            run_dir=str(run_dir),
+            on_exhausted=self.on_exhausted,
+            faults=tuple(str(spec) for spec in self.faults),
+            standby_memory=self.standby_memory,
+            recordings=self.recordings,
+            recording_limit_bytes=self.recording_limit_bytes,
+            warmup_steps=self.warmup_steps,
+            checkpoint_every=self.checkpoint_every,
+            checkpoints=self.checkpoints,
+            checkpoint_keep=self.checkpoint_keep,
+            warm_limit_seconds=self.warm_limit_seconds,
+            resume=self.resume,
+            state=self.state,
+        )
 
     def check(self) -> None:
         """Refuse what cannot work before anything is started.

@@ -1,8 +1,8 @@
 """The local driver: everything that ``trainmover run`` starts, kept up and brought down.
 
 What lives here: which processes a local run consists of and what happens when one of them ends.
-What never lives here: decisions about the job.  Those are the services'; the driver only starts
-machines that they ask for.
+What never lives here: how a program is started (``programs``), and decisions about the job.  Those are the
+services'; the driver only starts machines that they ask for.
 
 * The embedded server and the four services are restarted at once, whatever ended them; their state
   is in the log.  Something that ends over and over is given up, and the job with it.
@@ -18,11 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import shutil
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,8 +29,7 @@ from typing import Final
 
 import psutil
 
-from trainmover import logs
-from trainmover.access.embedded import EmbeddedAccess
+from trainmover.access.embedded import DRIVER, EmbeddedAccess
 from trainmover.errors import BusError, TrainMoverError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Bus
@@ -42,8 +39,9 @@ from trainmover.events.nats_bus import NatsBus
 from trainmover.events.server import NatsServer
 from trainmover.machine import registry
 from trainmover.machine.agent import FINISH_PATIENCE
-from trainmover.machine.children import Child, Exit, Priority, may_come_forward, until_dead
-from trainmover.machine.hosts import Hosts, Place
+from trainmover.machine.children import Child, Exit, until_dead
+from trainmover.machine.hosts import Hosts
+from trainmover.machine.programs import Programs
 from trainmover.machine.runconfig import RunConfig
 from trainmover.machine.rundir import RunDir
 
@@ -104,10 +102,9 @@ class LocalRun:
         self._observe = observe
         self._notice = notice
         self._secret = secrets.token_hex(32)
-        self._access: EmbeddedAccess | None = None
         self.server: NatsServer | None = None
         self._bus: NatsBus | None = None
-        self._url = config.bus or ""
+        self._programs: Programs
         self.services: dict[str, Child] = {}
         self.machines: dict[str, Child] = {}
         self._joined: set[str] = set()
@@ -148,98 +145,51 @@ class LocalRun:
     # -- start
 
     async def _start(self) -> None:
-        if self.config.bus is None:
-            self._access = (
-                EmbeddedAccess.encrypted(self.run_dir.path / "tls", self._hosts.bus_address)
-                if self.config.tls
-                else EmbeddedAccess.plain(self._secret)
-            )
-            self.server = self._access.server(self.run_dir.bus, self.job, self._hosts.bus_address)
-            self.server.start()
-            self._url = self._access.address(self.server.url)
-            self._keep(self._keep_server(self.server))
-            self._keep(self._keep_log(self.server))
+        url, link_tls = self._start_bus()
+        self._programs = Programs(
+            job=self.job,
+            secret=self._secret,
+            slots=self.config.ranks_per_machine,
+            hosts=self._hosts,
+            logs=self.run_dir.logs,
+            address=url,
+            link_tls=link_tls,
+        )
         # Before anything else is started: an address that is wrong is told at once.
-        self._bus = await NatsBus.connect(self._url, self.job, "driver")
+        self._bus = await NatsBus.connect(url(DRIVER), self.job, "driver")
         registry.sweep()
-        registry.register(self.job, self._url, self.run_dir.path)
+        registry.register(self.job, url(DRIVER), self.run_dir.path)
         for name in SERVICES:
             self._keep(self._keep_service(name))
         for _ in range(self.config.machines + self.config.standbys):
             self._start_machine()
         await self._bus.listen([say.StepSample.type, say.Heartbeat.type], self._observe)
         self._keep(self._follow(self._bus))
-        await self._say(self._description())
+        await self._say(self.config.description(self.run_dir.path))
         if any(spec.kind == "stop" and spec.seconds for spec in self.config.faults):
             self._keep(self._wake_the_stopped())
 
-    def _description(self) -> say.JobSubmitted:
-        return say.JobSubmitted(
-            script=str(self.config.script.absolute()),
-            args=self.config.args,
-            cwd=str(Path.cwd()),
-            python=sys.executable,
-            machines=self.config.machines,
-            ranks_per_machine=self.config.ranks_per_machine,
-            standbys=self.config.standbys,
-            seed=self.config.seed,
-            run_dir=str(self.run_dir.path),
-            on_exhausted=self.config.on_exhausted,
-            faults=tuple(str(spec) for spec in self.config.faults),
-            standby_memory=self.config.standby_memory,
-            recordings=self.config.recordings,
-            recording_limit_bytes=self.config.recording_limit_bytes,
-            warmup_steps=self.config.warmup_steps,
-            checkpoint_every=self.config.checkpoint_every,
-            checkpoints=self.config.checkpoints,
-            checkpoint_keep=self.config.checkpoint_keep,
-            warm_limit_seconds=self.config.warm_limit_seconds,
-            resume=self.config.resume,
-            state=self.config.state,
+    def _start_bus(self) -> tuple[Callable[[str], str], Path | None]:
+        """The bus as each role reaches it, and the certificates for links, if there are any."""
+        if (given := self.config.bus) is not None:
+            return (lambda _: given), None
+        access = (
+            EmbeddedAccess.encrypted(self.run_dir.path / "tls", self._hosts.bus_address)
+            if self.config.tls
+            else EmbeddedAccess.plain(self._secret)
         )
+        server = self.server = access.server(self.run_dir.bus, self.job, self._hosts.bus_address)
+        server.start()
+        self._keep(self._keep_server(server))
+        self._keep(self._keep_log(server))
+        return (lambda role: access.address(server.url, role)), access.tls
 
     def _start_machine(self, name: str | None = None, *, spare: bool = False) -> None:
         if name is None:
             name = f"m{self._next}"
             self._next += 1
-        slots = str(self.config.ranks_per_machine)
-        # A spare that starts beside training stands back until it has joined.
-        priority: Priority = "low" if spare and may_come_forward() else "normal"
-        place = self._hosts.machine(name)
-        command = ("machine", "--name", name, "--slots", slots, "--host", place.address)
-        child = self._start_program(name, *command, place=place, priority=priority)
-        self.machines[name] = child
+        child = self.machines[name] = self._programs.machine(name, spare=spare)
         self._keep(self._keep_machine(name, child))
-
-    def _start_program(
-        self, name: str, *arguments: str, place: Place, priority: Priority = "normal"
-    ) -> Child:
-        role = "machine" if arguments[0] == "machine" else arguments[1]
-        environment = dict(os.environ) | {
-            # Not on the command line: everybody on this computer can read that.
-            "TRAINMOVER_BUS": self._url,
-            "TRAINMOVER_JOB": self.job,
-            **place.environment,
-        }
-        if role == "machine":
-            environment["TRAINMOVER_SECRET"] = self._secret
-        if self._access is not None and self.server is not None:
-            environment["TRAINMOVER_BUS"] = self._access.address(self.server.url, role)
-        # Into a file of the run folder, where nobody is disturbed.
-        environment.setdefault(logs.LEVEL_VARIABLE, "info")
-        if self._access is not None and self._access.tls is not None:
-            environment["TRAINMOVER_LINK_TLS"] = str(self._access.tls)
-        if priority != "normal":
-            environment["TRAINMOVER_STAND_BACK"] = "1"
-        command = [*place.prefix, sys.executable, "-m", "trainmover.cli", *arguments]
-        return Child.start(
-            name,
-            command,
-            env=environment,
-            log=self.run_dir.logs / f"{name}.log",
-            own_group=True,
-            priority=priority,
-        )
 
     # -- keep up
 
@@ -278,8 +228,7 @@ class LocalRun:
     async def _keep_service(self, name: str) -> None:
         ends: deque[float] = deque(maxlen=RESTARTS)
         while not self._ending:
-            place = self._hosts.service(name)
-            child = self.services[name] = self._start_program(f"service-{name}", "service", name, place=place)
+            child = self.services[name] = self._programs.service(name)
             ended = await child.exited()
             if self._ending:
                 return
