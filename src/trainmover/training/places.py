@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from trainmover.ccl.calls import Place
 from trainmover.ccl.communicator import Communicator
 from trainmover.errors import LinkError
-from trainmover.events.catalogue import GroupRow, JoinerRank, SwitchPrepare
+from trainmover.events.catalogue import GroupRow, JoinerRank, SeatRow, SwitchPrepare
 from trainmover.topology.links import WORLD, Link
 from trainmover.topology.members import Row, members_of
 
@@ -26,6 +26,12 @@ def row_of(name: str, ranks: Sequence[int]) -> GroupRow:
 def ranks_of(row: GroupRow) -> tuple[int, ...]:
     """The global ranks of a group, by group rank."""
     return row.ranks or Row(row.first, row.stride, row.count).ranks
+
+
+def is_in(row: SeatRow, number: int) -> bool:
+    """Whether a row of an event has this number."""
+    at, rest = divmod(number - row.first, row.stride)
+    return rest == 0 and 0 <= at < row.count
 
 
 def place_for(communicator: Communicator, rank: int, told: JoinerRank | None) -> Place:

@@ -8,10 +8,8 @@ asks the session only at the boundary.  Every decision about a step is :mod:`bou
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.connection import Connection
@@ -24,24 +22,21 @@ from trainmover.events.catalogue import (
     Event,
     JobCompleted,
     JobFailed,
-    LinkBroken,
     MachineFailed,
-    RankExited,
-    RankStarted,
     RolesFound,
     SandboxPeers,
-    SeatRow,
     SwitchAborted,
     SwitchCommitted,
     SwitchPrepare,
-    SwitchPrepared,
 )
 from trainmover.topology.layout import Layout
 from trainmover.training.control import ControlLine
 from trainmover.training.environment import Environment
 from trainmover.training.orders import Order, OrderBook
-from trainmover.training.places import place_for, possible
+from trainmover.training.places import is_in, place_for
 from trainmover.training.points import Points
+from trainmover.training.preparing import order_of
+from trainmover.training.reports import Reports
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +94,7 @@ class Session:
         self.engine = Engine(table, self._epoch_broke, self._link_lost)
         self.communicator = Communicator(self.engine, env.rank, env.world_size, env.ranks_per_machine, limit)
         self.control = ControlLine(env.socket, self._heard)
+        self.reports = Reports(env, self.control.say)
 
     @property
     def rank(self) -> int:
@@ -119,18 +115,7 @@ class Session:
     def start(self) -> None:
         """Say that this process is up, and begin to hear orders."""
         table = self.engine.table
-        self.control.say(
-            RankStarted(
-                machine=self.env.machine,
-                incarnation=self.env.incarnation,
-                slot=self.env.slot,
-                mode="sandbox" if self.sandbox else "live",
-                generation=self.env.generation,
-                pid=os.getpid(),
-                endpoint=Endpoint(host=table.host, port=table.port, life=self.life),
-                role=self.env.role,
-            )
-        )
+        self.reports.started(Endpoint(host=table.host, port=table.port, life=self.life))
         self.control.start()
 
     def say(self, event: Event) -> None:
@@ -147,25 +132,11 @@ class Session:
     def unreplicated(self, rank: int) -> bool:
         """Whether the roles say that no other machine has a rank's state; False while they are unknown."""
         roles = self._roles
-        return roles is not None and any(_has(row, rank) for row in roles.unreplicated)
+        return roles is not None and any(is_in(row, rank) for row in roles.unreplicated)
 
     def say_lost(self, error: StateLost) -> None:
         """Tell why this rank, and every other one, is about to end."""
-        self.say(
-            RankExited(
-                machine=self.env.machine,
-                incarnation=self.env.incarnation,
-                slot=self.env.slot,
-                mode="sandbox" if self.sandbox and not self.settled else "live",
-                generation=self.env.generation,
-                pid=os.getpid(),
-                code=1,
-                signal=None,
-                error=str(error),
-                role=self.env.role,
-                hopeless=True,
-            )
-        )
+        self.reports.state_lost(error, live=not self.sandbox or self.settled)
 
     def close(self) -> None:
         """Leave: say BYE on every link, hang up."""
@@ -219,8 +190,8 @@ class Session:
             log.warning("rank %d is held at the boundary since %.0f s: no new epoch came", self.rank, seconds)
         order = self.order
         if order is not None and not self._leaves_after(order.epoch):
-            self._report_lost(
-                order, self.rank, f"waits at the boundary for a new epoch since {seconds:.0f} s"
+            self.reports.broken(
+                order, self.rank, self.rank, f"waits at the boundary for a new epoch since {seconds:.0f} s"
             )
 
     def _leaves_after(self, epoch: int) -> bool:
@@ -367,52 +338,30 @@ class Session:
         if self.settled and rank != self.rank:
             log.error("rank %d cannot become rank %d in epoch %d", self.rank, rank, event.epoch)
             return
-        order = Order(event, layout, None)
-        place = self.communicator.place()
-        if not self.settled:
-            try:
-                place = place_for(self.communicator, rank, order.told(rank))
-            except LinkError as error:
-                with self.orders.changed:
-                    self._unfit = f"epoch {event.epoch}: {error}"
-                    self.orders.changed.notify_all()
-                return
-        mine = {item for item in order.state_links() if rank in (item.low, item.high)}
-        wanted = possible(event, rank, self.communicator.links_at(place, layout.vacant)) | mine
-        peers = {
-            r: p for r, p in self._peers(event).items() if r // event.ranks_per_machine not in layout.vacant
-        }
-        for other in peers.keys() & set(layout.ranks_of(self.env.machine)):
-            peers[other] = replace(peers[other], beside=True)
-        plan = Plan(event.epoch, rank, peers, wanted, event.limit_seconds)
-        if not self.orders.add(Order(event, layout, plan, None if self.settled else place)):
+        communicator = self.communicator
+        try:
+            place = communicator.place()
+            if not self.settled:
+                place = place_for(communicator, rank, Order(event, layout, None).told(rank))
+        except LinkError as error:
+            with self.orders.changed:
+                self._unfit = f"epoch {event.epoch}: {error}"
+                self.orders.changed.notify_all()
+            return
+        order = order_of(event, layout, place, communicator, self.order, settled=self.settled)
+        plan = order.plan
+        assert plan is not None, "a rank of the layout has links to make"
+        if not self.orders.add(order):
             return
 
         def ready(seconds: float, made: int, kept: int) -> None:
             self.orders.prepared(event.epoch)
-            self.say(
-                SwitchPrepared(
-                    epoch=event.epoch,
-                    rank=rank,
-                    machine=self.env.machine,
-                    seconds=seconds,
-                    links_made=made,
-                    links_kept=kept,
-                )
-            )
+            self.reports.prepared(event.epoch, rank, seconds, made, kept)
             self.points.hit("prepared")
 
-        table, communicator = self.engine.table, self.communicator
+        table = self.engine.table
         # A group may be destroyed between here and there.
         self.engine.call(lambda: table.prepare(communicator.still_wanted(plan, place), ready))
-
-    def _peers(self, event: SwitchPrepare) -> dict[int, Peer]:
-        """Where the ranks are: all that the order says, on top of what this rank knows already."""
-        order = self.order
-        known = {} if order is None or order.plan is None else dict(order.plan.peers)
-        ranks = event.endpoint_ranks or range(len(event.endpoints))
-        told = {r: Peer(e.host, e.port, e.life) for r, e in zip(ranks, event.endpoints, strict=True)}
-        return known | told
 
     def _abort(self, event: SwitchAborted) -> None:
         self.orders.abort(event.epoch)
@@ -436,28 +385,11 @@ class Session:
             self.orders.changed.notify_all()
         order = self.orders.of(epoch)
         if not told and order is not None and not self._leaves_after(epoch):
-            self._report_lost(order, self.rank if peer is None else peer, reason)
+            self.reports.broken(order, self.rank, self.rank if peer is None else peer, reason)
 
     def _link_lost(self, connection: Connection, reason: str) -> None:
         for order in self.orders.after(self.engine.epoch):
             peer = None if order.plan is None else order.plan.peers.get(connection.peer)
             if peer is not None and peer.life == connection.peer_life:
-                self._report_lost(order, connection.peer, reason)
+                self.reports.broken(order, self.rank, connection.peer, reason)
                 return
-
-    def _report_lost(self, order: Order, peer: int, reason: str) -> None:
-        self.say(
-            LinkBroken(
-                epoch=order.epoch,
-                rank=self.rank if order.plan is None else order.plan.rank,
-                machine=self.env.machine,
-                peer=peer,
-                peer_machine=order.layout.machine_of(peer),
-                reason=reason[:2000],
-            )
-        )
-
-
-def _has(row: SeatRow, number: int) -> bool:
-    at, rest = divmod(number - row.first, row.stride)
-    return rest == 0 and 0 <= at < row.count
