@@ -91,7 +91,7 @@ class Doomed(Boundary):
         group = self._group()
         if self.when == "before the mirror":
             self.die()
-        yield from self._mirror(group, candidate, private)
+        yield from self.wards.exchange(group, candidate, private)
         tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
         if self.when == "with its ballot out":
             yield [group.send_bytes(TELLER, struct.pack(f"<{len(numbers)}d", *numbers), tag, None)]

@@ -1,12 +1,11 @@
 """The iteration boundary: where the ranks agree, and where membership changes.
 
-*Vote*, before the optimizer changes anything: each rank sends its private values to its guardian,
-and only when it holds its own ward's does it cast a ballot; so a committed step's private values
+*Vote*, before the optimizer changes anything: each rank sends its private values to its guardian
+(``wards``), and only when it holds its own ward's does it cast a ballot; so a committed step's private values
 are always on two machines.  One reduction decides.  *Meeting*, when an epoch broke: the ranks of
 the next epoch tell where they stand and :func:`~trainmover.training.agreement.resolve` settles the
 step (roll forward or redo).  *Settling*, between two iterations: joiners receive their state,
-every rank compares digests, private values are mirrored anew; then calls are open again.  While seats
-are vacant, everybody keeps the private values of their ranks, as they were when they were vacated.
+every rank compares digests, private values are mirrored anew; then calls are open again.
 
 Whatever breaks in any of these leads to the next epoch and another meeting: epochs only grow and
 each meeting is a whole agreement, so nothing is ever half done.
@@ -33,7 +32,7 @@ from trainmover.ccl.vote_walks import Poll
 from trainmover.errors import JobError, LinkError, StateLost
 from trainmover.events.catalogue import SwitchAdopted
 from trainmover.topology.links import BOUNDARY, STATE, WORLD
-from trainmover.training import agreement, handover, transfer
+from trainmover.training import agreement
 from trainmover.training.agreement import BALLOT_SIZE, REPORT_SIZE, Ballot, Metric, Report, Resolution
 from trainmover.training.handover import Handover, sources_of
 from trainmover.training.mirror import Mirrors
@@ -41,6 +40,7 @@ from trainmover.training.orders import Order
 from trainmover.training.residence import Residence
 from trainmover.training.session import Session
 from trainmover.training.state import TrackedState
+from trainmover.training.wards import Wards
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +111,6 @@ class Boundary:
         self.history = False
         self.mine = b""
         self._pending = -1
-        self._wards: dict[tuple[int, int], bytes] = {}
-        self._kept: dict[int, bytes] = {}
         self._switch_to = 0
         self._resolution: Resolution | None = None
         self._last: tuple[list[str], dict[str, float]] = [], {}
@@ -120,6 +118,7 @@ class Boundary:
         self._world: tuple[int, ...] = ()
         self.residence = Residence()
         self.mirrors = Mirrors(session, tracked)
+        self.wards = Wards(session, self.mirrors)
 
     @property
     def _engine(self) -> Engine:
@@ -179,12 +178,12 @@ class Boundary:
         self.committed, self.mine, self._pending = committed, private, -1
         self.history = True
         self._last = names, metrics
-        self._wards = {key: data for key, data in self._wards.items() if key[1] >= committed - 1}
+        self.wards.committed(committed)
         return Verdict(True, metrics)
 
     def _vote(self, candidate: int, private: bytes, numbers: list[float], names: list[str]) -> Steps:
         group = self._group()
-        mirror = self._mirror(group, candidate, private)
+        mirror = self.wards.exchange(group, candidate, private)
         begun = next(mirror, ())  # its receive comes before the ballots': they may share a link
         tag = tag_of("vote", zlib.crc32(" ".join(names).encode()))
         poll = Poll(self.session.points.along(group, "voting"), len(numbers), tag)
@@ -193,18 +192,6 @@ class Boundary:
             yield from mirror
         self._pending = candidate
         return (yield from poll.vote(numbers, agreement.tally))
-
-    def _mirror(self, group: Group, committed: int, private: bytes) -> Steps:
-        """Give my private values to my guardian, take my ward's."""
-        rank, order = self.session.rank, self.session.order
-        assert order is not None, "private values are mirrored in an epoch"
-        guardian, ward = order.layout.guardian(rank), order.layout.ward(rank)
-        if guardian == rank:
-            return
-        sends = transfer.send_small(group, guardian, self.mirrors.said(private))
-        data = yield from transfer.receive_small(group, ward)
-        self._wards[ward, committed] = self.mirrors.hear(data)
-        yield sends
 
     # -- meeting -------------------------------------------------------------------------------
 
@@ -332,22 +319,28 @@ class Boundary:
                 received, source, self.mine = copy.receive()
                 self.committed = resolution.committed
             else:
-                sent = copy.send(lambda rank: self._private_of(rank, resolution.committed))
+                sent = copy.send(lambda rank: self.wards.of(rank, resolution.committed, self.mine))
         copied = time.monotonic()
         if resolution.joiners:
             self.session.points.hit("copied")
             self._compare(order, resolution)
         private = self.mine
         group = self._group()
-        self._keep_of_absent(group, resolution.committed)
+        self.wards.keep_of_absent(
+            group,
+            resolution.committed,
+            lambda walk: self._engine.run(KEY, "keeping", walk, BOUNDARY_SECONDS),
+        )
         self.mirrors.announce(resolution.joiners)
         self._engine.run(
-            KEY, "mirror", lambda: self._mirror(group, resolution.committed, private), BOUNDARY_SECONDS
+            KEY,
+            "mirror",
+            lambda: self.wards.exchange(group, resolution.committed, private),
+            BOUNDARY_SECONDS,
         )
         self.mirrors.after_settling(resolution.committed)
         ended = time.monotonic()
-        absent = self.session.communicator.absent
-        self._kept = {rank: data for rank, data in self._kept.items() if rank in absent}
+        self.wards.settled()
         self.history = self.session.settled = True
         links = sorted(item for item in order.state_links() if self.session.rank in (item.low, item.high))
         table = self._engine.table
@@ -357,38 +350,6 @@ class Boundary:
         return Settled(
             order.epoch, joiner, began, clock.now(), self._meeting_seconds, copied - started, ended - copied
         )
-
-    @property
-    def kept(self) -> dict[int, bytes]:
-        """The private values of ranks that are absent, as they were when their seats were vacated."""
-        return {rank: self._kept.get(rank, b"") for rank in self.session.communicator.absent}
-
-    # -- private values of absent ranks ----------------------------------------------------------
-
-    def _keep_of_absent(self, group: Group, committed: int) -> None:
-        """Everybody gets the private values of the absent ranks, from the first rank that has them."""
-        absent = sorted(self.session.communicator.absent)
-        if not absent:
-            return
-        wards, kept = self._wards, self._kept
-        mine = {rank: wards.get((rank, committed)) or kept.get(rank, b"") for rank in absent}
-        found = self._engine.run(
-            KEY, "keeping", lambda: handover.keeping(group, absent, mine), BOUNDARY_SECONDS
-        )
-        for rank in absent:
-            if not found[rank] and rank not in self._kept:
-                log.warning(
-                    "the private values of absent rank %d (random generators, data position) are lost; "
-                    "whoever takes its seat gets those of one of its replicas",
-                    rank,
-                )
-        self._kept |= found
-
-    def _private_of(self, rank: int, committed: int) -> bytes:
-        """The private values of a joiner's rank: those of a ward, or what was kept while it was absent."""
-        if rank in self._kept:
-            return self._kept[rank] or self.mine
-        return self._wards.get((rank, committed), b"")
 
     def _compare(self, order: Order, resolution: Resolution) -> None:
         """Each joiner must have the state of those that it comes from before it counts as a member."""

@@ -103,7 +103,7 @@ class Keeper:
                 self._tracked,
                 self._boundary.mine,
                 self._session.engine.epoch,
-                self._boundary.kept,
+                self._boundary.wards.kept,
             )
 
     def finish(self) -> None:
