@@ -41,8 +41,8 @@ from trainmover.events.envelope import Envelope
 from trainmover.events.log import MAGIC, write_log
 from trainmover.services import SERVICES, Replayed
 from trainmover.services.core import Probe, entry_id, envelopes_of, probe_id
-from trainmover.services.replay import replay_file
 from trainmover.services.journal import QUIET_MOST
+from trainmover.services.replay import replay_file
 
 GOAL = 20_000.0
 """Events per second, reading included."""

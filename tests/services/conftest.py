@@ -1,7 +1,7 @@
 """What the tests of the services share: ``kit``, with all that makes events, benches, plants and worlds.
 
-``words`` has the events, ``bench`` one core by hand, ``plant`` machines that are not there, ``world`` the plant
-with all four cores in virtual time.
+``words`` has the events, ``bench`` one core by hand, ``plant`` machines that are not there, ``world`` the
+plant with all four cores in virtual time.
 """
 
 from __future__ import annotations

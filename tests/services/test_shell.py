@@ -19,8 +19,8 @@ from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services import SERVICES, HealthCore, PlannerCore, Shell, replay
 from trainmover.services.core import Decider, SetTimer
-from trainmover.services.leases import LeaseBook, LeaseDriver
 from trainmover.services.journal import feeding_order, journal_of
+from trainmover.services.leases import LeaseBook, LeaseDriver
 
 
 async def until(condition: Callable[[], bool], limit: float = 20.0) -> None:

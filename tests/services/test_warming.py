@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trainmover.events import catalogue as say
-from trainmover.services.spares import Spare
 from trainmover.services.planner import PlannerCore
 from trainmover.services.roles import MAX_ROLES, by_size
+from trainmover.services.spares import Spare
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import SwitcherCore
 

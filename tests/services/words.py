@@ -6,7 +6,7 @@ as short lines (:func:`brief`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from trainmover.events import catalogue as say

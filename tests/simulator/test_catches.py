@@ -10,9 +10,9 @@ import pytest
 
 from trainmover.events import catalogue as say
 from trainmover.services.core import Core, noted
-from trainmover.services.spares import Spare
 from trainmover.services.health import HealthCore
 from trainmover.services.planner import PlannerCore
+from trainmover.services.spares import Spare
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import SwitcherCore
 from trainmover.simulator import Outcome, draw, simulate

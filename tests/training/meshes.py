@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from tests.ccl.worlds import LIMIT, wait_until
-from tests.training.clusters import Cluster, Rank
+from tests.training.clusters import Cluster
+from tests.training.ranks import Rank
 from tests.training.trainees import Trainee
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.group import TrainMoverGroup
@@ -104,13 +105,19 @@ class Stage(Trainee):
         return TrainMoverGroup(communicator, name, ranks)
 
     def step(self, rank: Rank, step: Step) -> None:
-        at, weight = Coordinates.of(rank.session.rank), self.model.weight.detach()
+        at = Coordinates.of(rank.session.rank)
         self.data.at += 1
-        stage, last = self.pipe.rank(), self.pipe.size() - 1
-        assert (stage, self.tensor.rank(), self.replicas.rank()) == (at.pipe, at.tensor, at.data)
+        assert (self.pipe.rank(), self.tensor.rank(), self.replicas.rank()) == (at.pipe, at.tensor, at.data)
+        gradient, loss = self.through(100 * self.data.at + at.data)
+        step.log(loss=loss, seen=None if loss is not None else float(at.data))
+        self.learn_from(gradient)
+
+    def through(self, seed: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One sample forth and back through the pipeline: this rank's gradient, and the last stage's loss."""
+        weight = self.model.weight.detach()
+        stage, last, loss = self.pipe.rank(), self.pipe.size() - 1, None
         if stage == 0:
-            seed = torch.Generator().manual_seed(100 * self.data.at + at.data)
-            x = torch.randn(WIDTH, generator=seed)
+            x = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed))
         else:
             x = torch.empty(WIDTH)
             self.pipe.recv([x], stage - 1).wait()
@@ -120,15 +127,16 @@ class Stage(Trainee):
             self.pipe.send([y], stage + 1).wait()
             back = torch.empty(WIDTH)
             self.pipe.recv([back], stage + 1).wait()
-            step.log(loss=None, seen=float(at.data))
         else:
-            back = torch.ones(WIDTH) / WIDTH
-            step.log(loss=y.tanh().mean(), seen=None)
-        gradient = back * x
+            back, loss = torch.ones(WIDTH) / WIDTH, y.tanh().mean()
         down = back * weight
         self.tensor.allreduce([down]).wait()
         if stage > 0:
             self.pipe.send([down], stage - 1).wait()
+        return back * x, loss
+
+    def learn_from(self, gradient: torch.Tensor) -> None:
+        """Take the mean of the replicas' gradients."""
         self.replicas.allreduce([gradient]).wait()
         self.model.weight.grad = gradient / self.replicas.size()
 

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from tests.ccl.worlds import LIMIT, sum_call, wait_until
-from tests.training.clusters import Cluster, Rank
+from tests.training.clusters import Cluster
+from tests.training.ranks import Rank
 from tests.training.trainees import GROUP, Data, Trainee
 from trainmover.ccl.communicator import Communicator
 from trainmover.events.catalogue import (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from tests.ccl.worlds import sum_call
-from tests.training.clusters import Cluster, Rank
-from tests.training.meshes import WIDTH, Coordinates, MeshCluster, Stage
+from tests.training.clusters import Cluster
+from tests.training.meshes import MeshCluster, Stage
+from tests.training.ranks import Rank
 from tests.training.trainees import GROUP, StandIn, Trainee, gradient
 from trainmover.events.catalogue import JoinerRank
 from trainmover.topology.layout import Layout
@@ -40,39 +39,13 @@ class SharingStage(Stage):
 
     def step(self, rank: Rank, step: Step) -> None:
         self.data.at += 1
-        weight = self.model.weight.detach()
-        stage, last = self.pipe.rank(), self.pipe.size() - 1
-        gradients = []
+        total = torch.zeros(())
         for share in step.shares(group=self.replicas._ranks):
             computed(rank).append((step.index, share.index))
-            if stage == 0:
-                x = torch.randn(
-                    WIDTH, generator=torch.Generator().manual_seed(100 * step.index + share.index)
-                )
-            else:
-                x = torch.empty(WIDTH)
-                self.pipe.recv([x], stage - 1).wait()
-            y = x * weight
-            self.tensor.allreduce([y]).wait()
-            if stage < last:
-                self.pipe.send([y], stage + 1).wait()
-                back = torch.empty(WIDTH)
-                self.pipe.recv([back], stage + 1).wait()
-                step.log(loss=None)
-            else:
-                back = torch.ones(WIDTH) / WIDTH
-                step.log(loss=y.tanh().mean())
-            gradients.append(back * x)
-            down = back * weight
-            self.tensor.allreduce([down]).wait()
-            if stage > 0:
-                self.pipe.send([down], stage - 1).wait()
-        total = gradients[0]
-        for gradient_of_share in gradients[1:]:
-            total = total + gradient_of_share
-        self.replicas.allreduce([total]).wait()
-        self.model.weight.grad = total / self.replicas.size()
-        self.at = Coordinates.of(rank.session.rank)
+            gradient_of_share, loss = self.through(100 * step.index + share.index)
+            step.log(loss=loss)
+            total = total + gradient_of_share if total.dim() else gradient_of_share
+        self.learn_from(total)
 
 
 def computed(rank: Rank) -> list[tuple[int, int]]:
@@ -128,6 +101,3 @@ class SharingMesh(MeshCluster):
     """Replicas of a pipeline whose stages are cut in two."""
 
     trainee = SharingStage
-
-    def __init__(self, folder: Path, steps: int = 8, **more: Any) -> None:
-        super().__init__(folder, steps, **more)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.ccl.worlds import LIMIT, sum_call, wait_until
-from tests.training.clusters import Cluster, Rank
+from tests.training.clusters import Cluster
 from tests.training.conftest import MakeCluster
+from tests.training.ranks import Rank
 from trainmover.training.job import Step
 
 EXTRA = "extra"

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.ccl.worlds import LIMIT, wait_until
-from tests.training.clusters import Rank, at
+from tests.training.clusters import at
 from tests.training.conftest import making, place
+from tests.training.ranks import Rank
 from tests.training.shards import FIRST, ShardCluster, Sharded
 from tests.training.test_points import end_switch, strike
 from trainmover.errors import JobError

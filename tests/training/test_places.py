@@ -11,9 +11,10 @@ import threading
 import pytest
 
 from tests.ccl.worlds import LIMIT, wait_until
-from tests.training.clusters import Rank, at
+from tests.training.clusters import at
 from tests.training.conftest import MakeMesh
 from tests.training.meshes import TENSOR, MeshCluster, groups_of
+from tests.training.ranks import Rank
 from trainmover.events.catalogue import RankDescribed, RecordingReady
 from trainmover.sandbox.recording import Recording
 from trainmover.training.places import ranks_of

@@ -13,8 +13,9 @@ from functools import partial
 import pytest
 
 from tests.ccl.worlds import LIMIT, wait_until
-from tests.training.clusters import Cluster, Rank, at
+from tests.training.clusters import Cluster, at
 from tests.training.conftest import MakeCluster
+from tests.training.ranks import Rank
 from trainmover.events.catalogue import SwitchAdopted
 from trainmover.faults import STEP_POINTS, SWITCH_POINTS
 

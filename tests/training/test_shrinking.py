@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.ccl.worlds import LIMIT, wait_until
-from tests.training.clusters import Rank, at, released
+from tests.training.clusters import at, released
+from tests.training.ranks import Rank
 from tests.training.sharing import SharingCluster, SharingMesh, committed_shares
 from tests.training.trainees import undisturbed
 from trainmover.events.catalogue import RankDescribed, RankFinished, SwitchAdopted, SwitchPrepared

@@ -14,7 +14,7 @@ from trainmover.training.job import Job, Step
 from trainmover.training.state import TrackedState
 
 if TYPE_CHECKING:
-    from tests.training.clusters import Rank
+    from tests.training.ranks import Rank
 
 GROUP = "g"
 SIZE = 3001

@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 
 Receive = Callable[["Arrived"], Awaitable[None]]
 
+
 @dataclass(eq=False, slots=True)
 class Route:
     """A subscription that outlives clients."""
@@ -281,9 +282,7 @@ class Connection:
             if client is self._client:
                 self._lose("the connection was closed")
 
-        await connect(
-            client, self._address, self.name, self._token, on_error=on_error, on_end=on_end
-        )
+        await connect(client, self._address, self.name, self._token, on_error=on_error, on_end=on_end)
         for route in list(self._routes):
             await self._subscribe(client, route)
         await self._barrier(client)

@@ -27,8 +27,8 @@ from nats.js.errors import APIError, NotFoundError
 from trainmover.errors import BusError, DecodeError
 from trainmover.events.bus import Bus, Handler, ProbeAnswer
 from trainmover.events.catalogue import AREAS, DeadLetter
-from trainmover.events.codec import decode_message, encode_message
 from trainmover.events.client import Arrived
+from trainmover.events.codec import decode_message, encode_message
 from trainmover.events.connection import Connection
 from trainmover.events.envelope import SUBJECT_ROOT, Envelope, check_job, check_source, stream_name
 from trainmover.events.feed import RecentIds

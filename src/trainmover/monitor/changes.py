@@ -126,7 +126,9 @@ def _roles(view: ClusterState, envelope: Envelope, event: say.RolesFound) -> Non
         view.roles.found = event
 
 
-def _recorded(view: ClusterState, envelope: Envelope, event: say.RecordingReady | say.RecordingFailed) -> None:
+def _recorded(
+    view: ClusterState, envelope: Envelope, event: say.RecordingReady | say.RecordingFailed
+) -> None:
     machine = view.machines.get(event.machine)
     if machine is not None and machine.position is not None and event.generation == view.generation:
         view.roles.note_recording(event, machine.position)

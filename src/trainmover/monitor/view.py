@@ -1,8 +1,9 @@
 """The cluster as its events tell it: a pure reducer from events to what a person wants to know.
 
-What lives here: :class:`ClusterView`, which takes events in.  What never lives here: clocks, I/O, colours; what
-it holds is in ``state``, what each event changes in ``changes``.  The live display, ``trainmover status`` and
-the report feed it the same events, from the bus or from a recorded log, so they cannot tell different stories.
+What lives here: :class:`ClusterView`, which takes events in.  What never lives here: clocks, I/O, colours;
+what it holds is in ``state``, what each event changes in ``changes``.  The live display, ``trainmover
+status`` and the report feed it the same events, from the bus or from a recorded log, so they cannot tell
+different stories.
 
 It tolerates repeated and unknown events, and samples that never come.
 """

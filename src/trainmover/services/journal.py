@@ -40,9 +40,7 @@ class Journal:
         number: inputs journalled so far, those of earlier lives included.
     """
 
-    def __init__(
-        self, service: str, bus: Bus, spawn: Callable[[Coroutine[Any, Any, None]], None]
-    ) -> None:
+    def __init__(self, service: str, bus: Bus, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self.number = 0
         self._service = service
         self._bus = bus

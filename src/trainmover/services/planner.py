@@ -206,7 +206,9 @@ class PlannerCore(Decider):
                     plan is not None and plan.kind == "start" and plan.epoch in self._aborted
                 ),
                 "aborted": lambda: plan is not None and plan.kind != "start" and plan.epoch in self._aborted,
-                "superseded": lambda: plan is not None and changes.outdated(plan) and changes.next() is not None,
+                "superseded": lambda: (
+                    plan is not None and changes.outdated(plan) and changes.next() is not None
+                ),
                 "change is complete": lambda: changes.next() is not None,
             },
         )

@@ -47,9 +47,7 @@ class Pool:
         replenishing: how many more are asked for.
     """
 
-    def __init__(
-        self, roster: Roster, book: Book, regrowth: Regrowth, say: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, roster: Roster, book: Book, regrowth: Regrowth, say: Callable[[Event], None]) -> None:
         self.spares: dict[Life, SpareMachine] = {}
         self.warming = Warming(roster)
         self.replenishing = Replenishing(roster)

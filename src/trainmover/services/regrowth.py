@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from trainmover.services.spares import SpareMachine
 from trainmover.services.replicas import paused
 from trainmover.services.roster import Life, Roster
+from trainmover.services.spares import SpareMachine
 
 Choose = Callable[[int, Collection[Life]], SpareMachine | None]
 """The spare for a seat, but none of these lives."""

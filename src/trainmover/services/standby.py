@@ -39,7 +39,6 @@ from trainmover.events.catalogue import (
     MachineJoined,
     MachineLaunch,
     MachineLeft,
-    MachineRole,
     MirrorFailed,
     MirrorWhole,
     MoveRefused,
@@ -286,7 +285,9 @@ class StandbyCore(Decider):
         wanted = self._book.wanted(gap)
         if why_uncovered(self.roster, self._warming, gap.seat):
             return False
-        return self._pool.waits(wanted) or (self._book.is_move(gap) and wanted is None and self._replenishing.unanswered > 0)
+        return self._pool.waits(wanted) or (
+            self._book.is_move(gap) and wanted is None and self._replenishing.unanswered > 0
+        )
 
     def _may_pause(self, gap: Incident) -> bool:
         """No spare can take a dead machine's seat, and the job goes on without its replica."""

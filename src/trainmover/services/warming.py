@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from trainmover.events.catalogue import MachineRole, RankExited, StandbyParked, StandbyWarm
-from trainmover.services.spares import WAITING, SpareMachine
 from trainmover.services.roles import MAX_ROLES, by_size
 from trainmover.services.roster import Life, Roster
+from trainmover.services.spares import WAITING, SpareMachine
 
 STUBBORN = 2
 """Spares in a row that may end while they are warmed in a role, before it is given up."""

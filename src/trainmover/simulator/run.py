@@ -19,10 +19,10 @@ from trainmover.events import catalogue as say
 from trainmover.events.codec import encode_message
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Core
-from trainmover.services.spares import Spare
 from trainmover.services.planner import Phase, PlannerCore
 from trainmover.services.replay import replay
 from trainmover.services.replicas import paused
+from trainmover.services.spares import Spare
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import Switch, SwitcherCore
 from trainmover.simulator.cluster import Cluster

@@ -1,7 +1,8 @@
 """From a request to prepare to an order: which peers, which links.
 
 What lives here: what an epoch asks of this process, as a value.  What never lives here: making the links
-(``ccl.table``), the place that a process takes (``places``), and when an epoch is entered (``session``, ``boundary``).
+(``ccl.table``), the place that a process takes (``places``), and when an epoch is entered (``session``,
+``boundary``).
 """
 
 from __future__ import annotations
