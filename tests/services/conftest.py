@@ -16,5 +16,5 @@ from tests.services import bench, plant, words, world
 @pytest.fixture(scope="session")
 def kit() -> SimpleNamespace:
     """Makers of events, benches and worlds."""
-    names = {name: value for room in (words, bench, plant, world) for name, value in vars(room).items()}
-    return SimpleNamespace(**names)
+    rooms = (vars(room) for room in (words, bench, plant, world))
+    return SimpleNamespace(**{name: it for room in rooms for name, it in room.items() if name[0] != "_"})

@@ -253,8 +253,10 @@ def test_a_changed_decision_is_a_difference(kit: SimpleNamespace) -> None:
     """A core that decides otherwise is shown, with what it said then and now, and the incident."""
 
     class LastFirst(StandbyCore):
-        def _pool(self) -> Any:
-            return list(super()._pool())[::-1]
+        def __init__(self) -> None:
+            super().__init__()
+            in_order = self._pool.idle
+            self._pool.idle = lambda: list(in_order())[::-1]
 
     world = kit.World(standbys=2)
     world.at(20, lambda: world.plant.kill("m1")).run()
