@@ -11,18 +11,23 @@ from hypothesis import strategies as st
 from tests.steps import steps_of
 from trainmover.events import catalogue as say
 from trainmover.services import SERVICES
+from trainmover.services.pool import Pool
 from trainmover.services.spares import Spare
 from trainmover.services.standby import StandbyCore
 
 Kit = SimpleNamespace
 
 
-class Thorough(StandbyCore):
-    """Looks at every spare in every round."""
-
+class ThoroughPool(Pool):
     def _due(self) -> Any:
         self._line.stir_all()
         return super()._due()
+
+
+class Thorough(StandbyCore):
+    """Looks at every spare in every round."""
+
+    pool_class = ThoroughPool
 
 
 def start(kit: Kit, machines: int, spares: int = 2) -> list[say.Event]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from trainmover.events import catalogue as say
 from trainmover.services import SERVICES, replay
 from trainmover.services.core import Decider
+from trainmover.services.pool import Pool
 from trainmover.services.standby import StandbyCore
 
 
@@ -252,11 +253,12 @@ def test_any_faults_in_any_order_of_delivery(
 def test_a_changed_decision_is_a_difference(kit: SimpleNamespace) -> None:
     """A core that decides otherwise is shown, with what it said then and now, and the incident."""
 
+    class LastFirstPool(Pool):
+        def idle(self) -> Any:
+            return list(super().idle())[::-1]
+
     class LastFirst(StandbyCore):
-        def __init__(self) -> None:
-            super().__init__()
-            in_order = self._pool.idle
-            self._pool.idle = lambda: list(in_order())[::-1]
+        pool_class = LastFirstPool
 
     world = kit.World(standbys=2)
     world.at(20, lambda: world.plant.kill("m1")).run()

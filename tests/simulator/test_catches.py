@@ -12,6 +12,7 @@ from trainmover.events import catalogue as say
 from trainmover.services.core import Core, noted
 from trainmover.services.health import HealthCore
 from trainmover.services.planner import PlannerCore
+from trainmover.services.pool import Pool
 from trainmover.services.spares import Spare
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import SwitcherCore
@@ -49,22 +50,30 @@ class Twice(StandbyCore):
         spare.state = Spare.PARKED
 
 
+class LuckyPool(Pool):
+    dice = random.Random(1)
+
+    def idle(self) -> Any:
+        pool = list(super().idle())
+        self.dice.shuffle(pool)
+        return pool
+
+
 class Lucky(StandbyCore):
     """Throws dice."""
 
-    dice = random.Random(1)
+    pool_class = LuckyPool
 
-    def _pool(self) -> Any:
-        pool = list(super()._pool())
-        self.dice.shuffle(pool)
-        return pool
+
+class MeanPool(Pool):
+    def replenish(self) -> bool:
+        return False
 
 
 class Mean(StandbyCore):
     """Never asks for another spare."""
 
-    def _replenish(self) -> bool:
-        return False
+    pool_class = MeanPool
 
 
 class Fragile(PlannerCore):

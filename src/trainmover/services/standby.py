@@ -90,6 +90,7 @@ class StandbyCore(Decider):
         JobHeld,
         JobFailed,
     )
+    pool_class: ClassVar[type[Pool]] = Pool
 
     def __init__(self, patience: float = PATIENCE) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class StandbyCore(Decider):
         self._book = Book(self.roster)
         self.gaps = self._book.gaps
         self._regrowth = Regrowth(self.roster)
-        self._pool = Pool(self.roster, self._book, self._regrowth, self.say)
+        self._pool = self.pool_class(self.roster, self._book, self._regrowth, self.say)
         self.spares = self._pool.spares
         self._warming, self._replenishing = self._pool.warming, self._pool.replenishing
 
