@@ -20,6 +20,9 @@ OTHER  := .venv-torch-$(TORCH)
 WORKERS ?= 2
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# What a user feels comes first, then the parts, from the links between processes to the log.
+BENCH ?= downtime overhead recording warmup mirror roles collectives switching planner replay
+
 .DEFAULT_GOAL := help
 .PHONY: help demo chaos test test-long coverage conformance test-torch check format bench contract docs docs-serve compose-test slurm-test clean
 
@@ -61,10 +64,11 @@ chaos: $(VENV)/.demo  ## half an hour of random faults in real runs (ARGS="--see
 	@mkdir -p runs
 	@$(BIN)/trainmover chaos --minutes 30 --json runs/chaos.json $(ARGS) tests/cluster/scripts/tiny.py --steps 40
 
-bench: $(VENV)/.demo  ## downtime and overhead, a minute each; JSON beside the tables
-	@mkdir -p runs
-	@$(BIN)/python benchmarks/downtime.py --quick --json runs/downtime.json
-	@$(BIN)/python benchmarks/overhead.py --quick --json runs/overhead.json
+bench: $(VENV)/.demo  ## every benchmark in its quick form, a quarter of an hour (BENCH="downtime overhead"); JSON in runs/
+	@mkdir -p runs; failed=; for name in $(BENCH); do \
+		echo "benchmarks/$$name.py --quick"; \
+		$(BIN)/python benchmarks/$$name.py --quick --json runs/$$name.json || failed="$$failed $$name"; \
+	done; if [ -n "$$failed" ]; then echo "not as it should be:$$failed" >&2; exit 1; fi
 
 contract: $(VENV)/.dev  ## write what follows from the code: the contract in events/, subjects, reference pages
 	@$(BIN)/python tools/generate.py
