@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from trainmover.cli import display, run, tables
 from trainmover.cli.app import app
-from trainmover.errors import ConfigError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.events.log import write_log
@@ -128,22 +127,6 @@ def test_how_standbys_are_warmed_can_be_chosen(monkeypatch: pytest.MonkeyPatch, 
     assert (seen[0].recording_limit_bytes, seen[0].warmup_steps) == (3 * 2**29, 3)
     assert (seen[1].standby_memory, seen[1].recordings) == ("resident", "s3://bucket/x")
     assert (seen[1].recording_limit_bytes, seen[1].warmup_steps) == (2 * 2**30, 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("0", 0), ("17", 17), ("2k", 2000), ("2 KiB", 2048), ("1.5MB", 1_500_000), ("3g", 3 * 10**9)],
-)
-def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
-    """A number and a unit, decimal or binary."""
-    assert run.bytes_of(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "much", "-1", "2 XB", "nan"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    """What cannot be read is told with an example."""
-    with pytest.raises(ConfigError, match="512MiB"):
-        run.bytes_of(text)
 
 
 def test_the_demo_kills_and_moves(monkeypatch: pytest.MonkeyPatch) -> None:

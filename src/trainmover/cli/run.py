@@ -1,6 +1,6 @@
 """``trainmover run`` and ``trainmover demo``: a job on this computer, from start to report.
 
-What lives here: the options, and what is written when the run is over.  The work is done by
+What lives here: the commands, and what is written when the run is over.  The work is done by
 ``machine.supervisor``; the figures come from ``monitor.report``.
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shutil
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +18,30 @@ from rich.console import Console
 
 from trainmover import logs
 from trainmover.cli.display import display_for
+from trainmover.cli.options import (
+    RECORDING_LIMIT,
+    ArgsArgument,
+    CheckpointEveryOption,
+    CheckpointsOption,
+    KeepOption,
+    MachinesOption,
+    OnExhausted,
+    OnExhaustedOption,
+    RanksOption,
+    RecordingLimitOption,
+    RecordingsOption,
+    ResumeOption,
+    SeedOption,
+    StandbyMemory,
+    StandbyMemoryOption,
+    StandbysOption,
+    State,
+    StateOption,
+    WarmLimitOption,
+    WarmupStepsOption,
+    bytes_of,
+    place_of,
+)
 from trainmover.cli.tables import report_group
 from trainmover.errors import ConfigError, DecodeError
 from trainmover.faults import POINTS, FaultSpec
@@ -29,52 +51,21 @@ from trainmover.monitor.steps import read_steps
 from trainmover.monitor.timeline import build_timeline
 
 EXAMPLE = "train_gpt.py"
-RECORDING_LIMIT = "2GiB"
 DEMO_STEPS, FAST_STEPS = 100, 160
 """So many that a standby is warm when it is needed; the fast model's steps are much shorter."""
 
 
-class OnExhausted(StrEnum):
-    """What to do when a machine is lost and no standby is left."""
-
-    HOLD = "hold"
-    FAIL = "fail"
-    SHRINK = "shrink"
-
-
-class State(StrEnum):
-    """What becomes of state that no other machine has."""
-
-    MIRROR = "mirror"
-    CHECKPOINT = "checkpoint"
-    NONE = "none"
-
-
-class StandbyMemory(StrEnum):
-    """What a standby keeps in memory once it is warm."""
-
-    RESIDENT = "resident"
-    SEQUENTIAL = "sequential"
-
-
-MachinesOption = Annotated[int, typer.Option(min=1, metavar="N", help="Machines that train.")]
-RanksOption = Annotated[int, typer.Option(min=1, max=64, metavar="K", help="Ranks on each machine.")]
-StandbysOption = Annotated[int, typer.Option(min=0, metavar="S", help="Warm spare machines to keep.")]
 RunDirOption = Annotated[
     Path | None,
     typer.Option(metavar="DIR", show_default=False, help="Folder of the run. Default: a new one in runs/."),
 ]
-SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of everything random in the job.")]
 
 
 def run(
     script: Annotated[
         Path, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")
     ],
-    args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments."),
-    ] = None,
+    args: ArgsArgument = None,
     machines: MachinesOption = 1,
     ranks_per_machine: RanksOption = 1,
     standbys: StandbysOption = 0,
@@ -102,68 +93,20 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Write report.json here as well."),
     ] = None,
-    on_exhausted: Annotated[
-        OnExhausted,
-        typer.Option(
-            help="When a machine is lost and no standby is left: wait for one, fail, or go on without its "
-            "data-parallel replica until there is one (the script must use step.shares())."
-        ),
-    ] = OnExhausted.HOLD,
-    standby_memory: Annotated[
-        StandbyMemory,
-        typer.Option(
-            help="Tensors that a standby keeps: of all roles that it is warm in, or of the first one only."
-        ),
-    ] = StandbyMemory.RESIDENT,
-    warm_limit: Annotated[
-        float,
-        typer.Option(min=1, metavar="SECONDS", help="Longest that a standby may take to be warm in a role."),
-    ] = 1800.0,
-    recordings: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            show_default=False,
-            help="Folder or fsspec URL for what standbys are warmed with. Default: in the run folder.",
-        ),
-    ] = None,
-    recording_limit: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most that one rank records, for example 512MiB.")
-    ] = RECORDING_LIMIT,
-    warmup_steps: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=16,
-            metavar="W",
-            help="First steps that are recorded, and that a standby warms up with.",
-        ),
-    ] = 2,
-    checkpoint_every: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Steps from one checkpoint to the next; 0: none.")
-    ] = 0,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            show_default=False,
-            help="Folder or fsspec URL of the checkpoints. Default: in the run folder.",
-        ),
-    ] = None,
-    keep: Annotated[int, typer.Option(min=1, metavar="K", help="Checkpoints that stay.")] = 2,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --checkpoints.")
-    ] = False,
+    on_exhausted: OnExhaustedOption = OnExhausted.HOLD,
+    standby_memory: StandbyMemoryOption = StandbyMemory.RESIDENT,
+    warm_limit: WarmLimitOption = 1800.0,
+    recordings: RecordingsOption = None,
+    recording_limit: RecordingLimitOption = RECORDING_LIMIT,
+    warmup_steps: WarmupStepsOption = 2,
+    checkpoint_every: CheckpointEveryOption = 0,
+    checkpoints: CheckpointsOption = None,
+    keep: KeepOption = 2,
+    resume: ResumeOption = False,
     tls: Annotated[
         bool, typer.Option("--tls", help="Encrypt bus and links, with an account for every program.")
     ] = False,
-    state: Annotated[
-        State,
-        typer.Option(
-            help="State that no other machine has (sharded parameters, optimizers): keep a mirror of it on "
-            "another machine, so that a loss costs no step; go back to the last checkpoint; or end the job."
-        ),
-    ] = State.MIRROR,
+    state: StateOption = State.MIRROR,
 ) -> None:
     """Run a training script on machines of this computer, with standbys that take over.
 
@@ -247,32 +190,6 @@ def demo(
         faults=faults,
     )
     raise typer.Exit(_drive(config, run_dir, None, picture=True))
-
-
-UNITS = {"": 1} | {
-    f"{prefix}{suffix}".lower(): base ** (power + 1)
-    for power, prefix in enumerate("kmgt")
-    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
-}
-
-
-def bytes_of(text: str) -> int:
-    """A size as people write it: a number and perhaps a unit (``512MiB``, ``1.5 GB``, ``4096``).
-
-    Raises:
-        ConfigError: it is none.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if found is None or found[2] not in UNITS:
-        raise ConfigError(f"{text!r} is no size; give a number and a unit, for example 512MiB or 4GB")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-def place_of(place: str | None) -> str:
-    """A URL as it is, a folder as an absolute path; empty for the default place."""
-    if not place or "://" in place:
-        return place or ""
-    return str(Path(place).absolute())
 
 
 def example_script() -> Path:

@@ -18,7 +18,31 @@ from typing import Annotated
 import typer
 
 from trainmover.cli.access import BusOption, JobOption, find
-from trainmover.cli.run import OnExhausted, State, write_results
+from trainmover.cli.options import (
+    RECORDING_LIMIT,
+    ArgsArgument,
+    CheckpointEveryOption,
+    CheckpointsOption,
+    KeepOption,
+    MachinesOption,
+    OnExhausted,
+    OnExhaustedOption,
+    RanksOption,
+    RecordingLimitOption,
+    RecordingsOption,
+    ResumeOption,
+    SeedOption,
+    StandbyMemory,
+    StandbyMemoryOption,
+    StandbysOption,
+    State,
+    StateOption,
+    WarmLimitOption,
+    WarmupStepsOption,
+    bytes_of,
+    place_of,
+)
+from trainmover.cli.run import write_results
 from trainmover.errors import BusError
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
@@ -34,30 +58,32 @@ def submit(
     script: Annotated[
         Path, typer.Argument(metavar="SCRIPT", show_default=False, help="Path on the machines.")
     ],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", show_default=False, help="The script's own.")
-    ] = None,
-    machines: Annotated[int, typer.Option(min=1, metavar="N", help="Machines that train.")] = 1,
-    ranks_per_machine: Annotated[int, typer.Option(min=1, max=64, metavar="K")] = 1,
-    standbys: Annotated[int, typer.Option(min=0, metavar="S", help="Spare machines.")] = 0,
+    args: ArgsArgument = None,
+    machines: MachinesOption = 1,
+    ranks_per_machine: RanksOption = 1,
+    standbys: StandbysOption = 0,
     run_dir: Annotated[
         Path,
         typer.Option(metavar="DIR", help="A folder that all machines share, under the same path on each."),
     ] = Path("runs"),
-    seed: Annotated[int, typer.Option(metavar="N")] = 0,
+    seed: SeedOption = 0,
     cwd: Annotated[
         Path | None, typer.Option(metavar="DIR", show_default=False, help="Default: this folder.")
     ] = None,
     python: Annotated[
         str, typer.Option(metavar="PATH", show_default=False, help="Interpreter. Default: this one.")
     ] = sys.executable,
-    on_exhausted: Annotated[
-        OnExhausted, typer.Option(help="What to do when a machine is lost and no standby is left.")
-    ] = OnExhausted.HOLD,
-    checkpoint_every: Annotated[int, typer.Option(min=0, metavar="N", help="Steps; 0: none.")] = 0,
-    state: Annotated[
-        State, typer.Option(help="What becomes of state that no other machine has; see `trainmover run`.")
-    ] = State.MIRROR,
+    on_exhausted: OnExhaustedOption = OnExhausted.HOLD,
+    standby_memory: StandbyMemoryOption = StandbyMemory.RESIDENT,
+    warm_limit: WarmLimitOption = 1800.0,
+    recordings: RecordingsOption = None,
+    recording_limit: RecordingLimitOption = RECORDING_LIMIT,
+    warmup_steps: WarmupStepsOption = 2,
+    checkpoint_every: CheckpointEveryOption = 0,
+    checkpoints: CheckpointsOption = None,
+    keep: KeepOption = 2,
+    resume: ResumeOption = False,
+    state: StateOption = State.MIRROR,
     bus: BusOption = None,
     job: JobOption = None,
 ) -> None:
@@ -77,7 +103,15 @@ def submit(
         seed=seed,
         run_dir=str(run_dir.absolute()),
         on_exhausted=on_exhausted.value,
+        standby_memory=standby_memory.value,
+        warm_limit_seconds=warm_limit,
+        recordings=place_of(recordings),
+        recording_limit_bytes=bytes_of(recording_limit),
+        warmup_steps=warmup_steps,
         checkpoint_every=checkpoint_every,
+        checkpoints=place_of(checkpoints),
+        checkpoint_keep=keep,
+        resume=resume,
         state=state.value,
     )
     print(asyncio.run(_submit(access.bus, access.job, description)))
