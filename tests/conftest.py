@@ -1,7 +1,8 @@
 """Long suites: which of their cases run every time; and which tests may run beside each other.
 
 A test marked ``long(every=N)`` has many cases that differ little.  Of these the first and every N-th
-after it run each time, always the same ones; ``--long`` (``make test-long``) runs all.
+after it run each time, always the same ones; with ``every=0`` none does.  ``--long`` (``make test-long``)
+runs all.
 
 With pytest-xdist every file is a room of its own that one worker has, and all of ``tests/cluster`` is one
 room: whole jobs, each of which wants the computer for itself, never run beside each other.
@@ -33,7 +34,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept.append(item)
             continue
         test = item.nodeid.partition("[")[0]
-        turn = seen[test] % mark.kwargs["every"] == 0
+        every = mark.kwargs["every"]
+        turn = every > 0 and seen[test] % every == 0
         seen[test] += 1
         (kept if turn else left_out).append(item)
     items[:] = kept

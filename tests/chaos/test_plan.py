@@ -46,6 +46,13 @@ def test_faults_are_ones_that_a_run_takes() -> None:
         assert fault.slot < SETTING.ranks_per_machine
 
 
+def test_no_trouble_is_drawn_in_vain() -> None:
+    """One whose moment does not come begins at a step that every run comes to."""
+    troubles = [trouble for plan in plans() for trouble in plan.troubles]
+    assert {trouble.latest for trouble in troubles} == {SETTING.steps * 3 // 4}
+    assert all(str(trouble).endswith(" or at step 30") for trouble in troubles)
+
+
 def test_without_checkpoints_machines_are_lost_in_steps_of_their_own() -> None:
     """A machine and the keeper of its private state are not lost together, unless there are checkpoints."""
     for plan in plans():

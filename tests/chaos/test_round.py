@@ -79,6 +79,25 @@ async def test_a_trouble_begins_where_a_rank_pauses(tmp_path: Path) -> None:
     assert hands.done == [f"clock:m2 by +2 s 0 s after {pause}"]
 
 
+async def test_a_trouble_whose_moment_does_not_come_begins_late(tmp_path: Path) -> None:
+    """Once a rank has done its latest step, and only once."""
+    hands = Hands(
+        Plan(0, (), (Trouble("clock", "m2", 2.0, "plan.ready", nth=9, latest=5),)),
+        Ground(tmp_path / "clocks", None),
+    )
+    hands.run = object()  # type: ignore[assignment]
+    steps = tmp_path / "m1-0-7.jsonl"
+    for step in range(5):
+        with steps.open("a") as file:
+            file.write(json.dumps({"kind": "step", "step": step}) + "\n")
+        hands._look_into(tmp_path)
+    assert hands.done == []
+    with steps.open("a") as file:
+        file.writelines(json.dumps({"kind": "step", "step": step}) + "\n" for step in (5, 6))
+    hands._look_into(tmp_path)
+    assert hands.done == ["clock:m2 by +2 s 0 s after plan.ready 9 or at step 5"]
+
+
 def test_a_clock_can_be_set_while_it_is_read(tmp_path: Path) -> None:
     """A clock without a file is right; the offset counts from the moment at which it is there."""
     ground = Ground(tmp_path, None)

@@ -135,3 +135,34 @@ def test_pipelines_with_a_sharded_optimizer_go_on(tmp_path: Path) -> None:
     outcome = train(second, script=script, flags=(*flags, "--resume"), **shape)  # type: ignore[arg-type]
     assert outcome.digest == straight.digest
     assert outcome.losses == {step: straight.losses[step] for step in range(6, 12)}
+
+
+@pytest.mark.long(every=0)
+def test_a_run_goes_on_with_fewer_machines(tmp_path: Path) -> None:
+    """Two machines go on from what three had: with the same model, and in the same bytes whatever happens."""
+    checkpoints = tmp_path / "checkpoints"
+    folders = [tmp_path / name for name in ("three", "straight", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    flags = ("--checkpoint-every", "10", "--checkpoints", str(checkpoints))
+    three = train(folders[0], standbys=0, steps=20, flags=flags)
+    there = {number: tmp_path / f"of {number}" for number in (0, 1)}
+    for copy in there.values():
+        shutil.copytree(checkpoints, copy)
+    straight, killed = (
+        train(
+            folder,
+            *faults,
+            machines=2,
+            standbys=len(faults),
+            flags=("--checkpoint-every", "10", "--checkpoints", str(copy), "--resume"),
+        )
+        for folder, faults, copy in zip(
+            folders[1:], ((), ("kill:machine=1,step=30",)), there.values(), strict=True
+        )
+    )
+    assert sorted(straight.losses) == list(range(20, STEPS))
+    assert straight.losses[20] < three.losses[0] - 0.5
+    assert straight.losses[20] == pytest.approx(three.losses[19], abs=0.5)
+    assert killed.incidents == [("failure", "m1")]
+    assert (killed.digest, killed.losses) == (straight.digest, straight.losses)

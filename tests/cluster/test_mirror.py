@@ -33,3 +33,22 @@ def test_a_machine_whose_state_nobody_has_is_killed(script: Script, tmp_path: Pa
     state = outcome.report["state"]
     assert (state["policy"], state["ranks_without_replica"], state["ranks_mirrored"]) == ("mirror", 3, 3)
     assert "a loss costs no step" in state["a_loss"]
+
+
+@pytest.mark.long(every=0)
+def test_a_machine_and_its_mirror_are_killed(tmp_path: Path) -> None:
+    """Its state is nowhere any more: the job goes back to a checkpoint by itself, and says what that cost."""
+    folders = [tmp_path / name for name in ("straight", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    straight = train(folders[0], standbys=0, steps=STEPS, script=FSDP)
+    outcome = train(
+        folders[1],
+        *("kill:machine=1,step=17", "kill:machine=2,step=17"),
+        standbys=2,
+        steps=STEPS,
+        script=FSDP,
+        flags=("--checkpoint-every", "5"),
+    )
+    assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
+    assert {item["steps_lost"] for item in outcome.report["incidents"]} <= {2, 7}

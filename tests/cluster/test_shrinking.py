@@ -1,6 +1,7 @@
 """Real runs that lose a machine for good: the others compute its share, until another machine comes.
 
 Which shares each committed step used is written down by the script; each share of each step is used once.
+Whatever such a run did, its log replays without a difference.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.training import Outcome, Running, train
+from tests.cluster.training import Outcome, Running, Script, train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -42,12 +43,21 @@ def run(folder: Path, *faults: str, machines: int, steps: int, meanwhile=None) -
             found.update((row["step"], share) for share in row["shares"])
             assert row["logged"] == outcome.losses[row["step"]]
     assert found == Counter((step, share) for step in range(steps) for share in range(machines))
+    replay(folder)
     return outcome
 
 
-def join(running: Running, name: str) -> subprocess.Popen[bytes]:
+def replay(folder: Path) -> None:
+    """Fresh services say the same about the run's log."""
+    command = [sys.executable, "-m", "trainmover.cli", "events", "replay", str(folder / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 differences" in done.stdout
+
+
+def join(running: Running, name: str, slots: int = 1) -> subprocess.Popen[bytes]:
     """One more machine joins the run."""
-    command = [sys.executable, "-m", "trainmover.cli", "machine", "--name", name]
+    command = [sys.executable, "-m", "trainmover.cli", "machine", "--name", name, "--slots", str(slots)]
     temporary = str(running.output.parent)
     environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
     with (running.output.parent / f"{name}.log").open("wb") as log:
@@ -86,3 +96,46 @@ def test_three_machines_lose_one_and_get_another(tmp_path: Path) -> None:
     assert 0 < grown.report["reduced_steps"] < steps - 12
     assert [item["present"] for item in grown.report["memberships"]] == [3, 2, 3]
     assert grown.losses[steps - 1] < grown.losses[0] / 10
+
+
+MESH: Script = (
+    *("train_gpt_3d.py", "--data-ranks", "2", "--pipe-ranks", "2", "--tensor-ranks", "2"),
+    *("--layers", "2", "--heads", "2", "--width", "32", "--context", "16", "--data-limit", "100000"),
+    *("--microbatch-size", "1", "--microbatches", "2"),
+)
+"""Two pipelines of two stages, each stage one machine with the two halves of its matrices."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long(every=0)
+def test_a_pipeline_pauses_and_comes_back(tmp_path: Path) -> None:
+    """In three dimensions: a stage is lost and its whole pipeline pauses; the other one computes both shares.
+
+    The machine of the stage that is well leaves and joins again as a spare.  Once another one has come, both
+    sit down again, and the run ends in the bytes of the one in which nothing happened.
+    """
+    folders = [tmp_path / name for name in ("straight", "shrunk")]
+    shape = {"machines": 4, "ranks_per_machine": 2, "standbys": 0, "steps": 150, "limit": 400.0}
+    helper: list[subprocess.Popen[bytes]] = []
+
+    def help_out(running: Running) -> None:
+        running.until("is committed", "(vacant)", limit=200.0)
+        helper.append(join(running, "helper", slots=2))
+
+    for folder in folders:
+        folder.mkdir()
+    straight = train(folders[0], script=MESH, **shape)  # type: ignore[arg-type]
+    outcome = train(
+        folders[1],
+        *("kill:machine=1,step=12", "slow:machine=2,step=12,factor=15"),
+        script=MESH,
+        flags=SHRINK,
+        meanwhile=help_out,
+        **shape,  # type: ignore[arg-type]
+    )
+    assert helper[0].wait(20) == 0
+    assert {item["kind"] for item in outcome.report["incidents"]} == {"shrink", "grow"}
+    assert [item["present"] for item in outcome.report["memberships"]] == [8, 4, 8]
+    assert 0 < outcome.report["reduced_steps"] < 150 - 12
+    assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
+    replay(folders[1])

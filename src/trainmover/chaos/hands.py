@@ -4,9 +4,9 @@ What lives here: watching for the moment of each trouble, and what is done then.
 which troubles there are (``plan``).
 
 A moment is an event, heard as the driver hears it, or a rank that pauses at a point, read in what the rank
-wrote down (which needs no bus).  What lasts for a while is undone after it, also when the run has ended.
-A trouble whose moment does not come, or whose target is not there, does nothing; :attr:`Hands.done` has
-those that did something.
+wrote down (which needs no bus).  Where it has not come when a rank has done the trouble's latest step, the
+trouble begins then.  What lasts for a while is undone after it, also when the run has ended.  A trouble whose
+target is not there does nothing; :attr:`Hands.done` has those that did something.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainmover.chaos import disk
 from trainmover.chaos.ground import Ground
@@ -68,7 +68,7 @@ class Hands:
             steps: folder of what ranks write down.
         """
         while True:
-            if any(trouble.moment.startswith("pause:") for trouble in self._waiting):
+            if self._waiting:
                 self._look_into(steps)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -92,12 +92,21 @@ class Hands:
                 if not line.endswith(b"\n"):
                     return
                 self._read[path] = self._read.get(path, 0) + len(line)
-                if b'"kind": "fault"' in line:
+                if line.startswith((b'{"kind": "fault"', b'{"kind": "step"')):
                     with contextlib.suppress(ValueError, KeyError):
-                        self._moment(str(json.loads(line)["spec"]), 1)
+                        self._written(json.loads(line))
+
+    def _written(self, fact: dict[str, Any]) -> None:
+        if fact["kind"] == "fault":
+            self._moment(str(fact["spec"]), 1)
+        else:
+            step = int(fact["step"])
+            self._begin([t for t in self._waiting if t.latest is not None and step >= t.latest])
 
     def _moment(self, moment: str, count: int) -> None:
-        due = [trouble for trouble in self._waiting if (trouble.moment, trouble.nth) == (moment, count)]
+        self._begin([t for t in self._waiting if (t.moment, t.nth) == (moment, count)])
+
+    def _begin(self, due: list[Trouble]) -> None:
         for trouble in due:
             self._waiting.remove(trouble)
             if trouble.delay:
@@ -170,7 +179,7 @@ class Hands:
 
     def _cut(self, run: LocalRun, trouble: Trouble) -> bool:
         network = self._ground.network
-        if network is None or trouble.target not in run.machines:
+        if network is None or not _are_there(run, trouble.target):
             return False
         network.cut(trouble.target)
         self._later(trouble.seconds, lambda: network.mend(trouble.target))
@@ -179,8 +188,14 @@ class Hands:
     def _part(self, run: LocalRun, trouble: Trouble) -> bool:
         network = self._ground.network
         one, _, other = trouble.target.partition("+")
-        if network is None or not other or not {one, other} <= set(run.machines):
+        if network is None or not _are_there(run, one, other):
             return False
         network.part(one, other)
         self._later(trouble.seconds, lambda: network.join(one, other))
         return True
+
+
+def _are_there(run: LocalRun, *names: str) -> bool:
+    """These machines' programs run."""
+    children = [run.machines.get(name) for name in names]
+    return all(child is not None and child.exit is None for child in children)

@@ -9,7 +9,8 @@ of their own, and one that is cut off (for which there is no telling in which st
 one.  Everything else may come together.
 
 Every plan replaces some machine.  A trouble begins when a rank is at a point (it *pauses* there meanwhile),
-or a moment after an event.
+or a moment after an event.  Not every moment comes in every run (a standby that is never assigned, a fourth
+switch); a trouble whose moment has not come begins at a late step instead, so none is drawn in vain.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Trouble:
         moment: the event after which it begins, or the pause (a fault spec) in which it does.
         nth: at which of the events.
         delay: how long after it, in seconds.
+        latest: index of the step with which it begins where that has not come.
     """
 
     kind: TroubleKind
@@ -75,6 +77,7 @@ class Trouble:
     moment: str = "training.started"
     nth: int = 1
     delay: float = 0.0
+    latest: int | None = None
 
     def __str__(self) -> str:
         what = f"{self.kind}:{self.target}" if self.target else self.kind
@@ -83,7 +86,8 @@ class Trouble:
         elif self.seconds:
             what += f" for {self.seconds:g} s"
         count = f" {self.nth}" if self.nth > 1 else ""
-        return f"{what} {self.delay:g} s after {self.moment}{count}"
+        latest = "" if self.latest is None else f" or at step {self.latest}"
+        return f"{what} {self.delay:g} s after {self.moment}{count}{latest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +224,16 @@ class _Drawing:
         delay = chance.choice([0.0, 0.0, 0.01, 0.1, 1.0])
         return moment, chance.randint(*MOMENTS[moment]), round(delay * chance.random(), 3)
 
+    @property
+    def _latest(self) -> int:
+        return self.setting.steps * 3 // 4
+
     def _network(self, kind: Literal["cut", "part"], members: Sequence[str]) -> None:
         moment, nth, delay = self._moment(members)
         seconds = self.chance.choice([0.5, 2.5, 5.0, 9.0])
         names = self.chance.sample(list(members), 2 if kind == "part" and len(members) > 1 else 1)
-        self.troubles.append(Trouble(kind, "+".join(sorted(names)), seconds, moment, nth, delay))
+        target = "+".join(sorted(names))
+        self.troubles.append(Trouble(kind, target, seconds, moment, nth, delay, self._latest))
 
     def _around(self, kind: TroubleKind, members: Sequence[str]) -> None:
         chance = self.chance
@@ -239,4 +248,4 @@ class _Drawing:
                 target, seconds = "", 0.0
             case _:
                 target, seconds = "", chance.choice([0.5, 2.0, 4.0, 7.0])
-        self.troubles.append(Trouble(kind, target, seconds, moment, nth, delay))
+        self.troubles.append(Trouble(kind, target, seconds, moment, nth, delay, self._latest))

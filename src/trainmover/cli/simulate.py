@@ -33,6 +33,14 @@ def simulate(
             metavar="POLICY", show_default=False, help="hold, fail or shrink. Default: drawn, no shrink."
         ),
     ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            show_default=False,
+            help="mirror: no two ranks have the same state, and each is mirrored. Default: replicas.",
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, metavar="P", show_default=False, help="Processes. Default: one per processor."),
@@ -49,8 +57,10 @@ def simulate(
 
     if on_exhausted not in (None, "hold", "fail", "shrink"):
         raise typer.BadParameter("it is hold, fail or shrink", param_hint="--on-exhausted")
+    if state not in (None, "mirror", "checkpoint"):
+        raise typer.BadParameter("it is mirror or checkpoint", param_hint="--state")
     asked: dict[str, object] = {"machines": machines, "standbys": standbys, "hours": hours, "roles": roles}
-    asked["on_exhausted"] = on_exhausted
+    asked |= {"on_exhausted": on_exhausted, "state": state}
     setups = [
         draw(
             number,
@@ -59,6 +69,7 @@ def simulate(
             hours=hours,
             roles=roles,
             on_exhausted=on_exhausted,
+            state=state,
         )
         for number in range(seed, seed + seeds)
     ]

@@ -46,6 +46,7 @@ class Cluster:
         self.training = Training(self.loop, setup)
         self.training.on_enter = self._guarded(self.watch.entered)
         self.training.on_step = self._guarded(self.watch.stepped)
+        self.training.mirrors.on_taken = self._guarded(self.watch.taken)
         self.machines: dict[str, SimulatedMachine] = {}
         self.training.machines = self.machines
         self.hosts = hosts(self.loop, self.exchange, self, cores)
@@ -82,6 +83,7 @@ class Cluster:
                 standbys=setup.standbys,
                 run_dir="/run",
                 on_exhausted=cast("Any", setup.on_exhausted),
+                state=cast("Any", setup.state),
                 standby_memory="sequential" if setup.memory == "sequential" else "resident",
             )
         )

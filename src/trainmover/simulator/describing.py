@@ -3,7 +3,8 @@
 What lives here: descriptions, by which stages of a pipeline become roles, and recordings, which may
 fail.  What never lives here: roles (the standby service finds them).
 
-Stages fill seats in blocks; the ranks in one slot of a stage are replicas.
+Stages fill seats in blocks; the ranks in one slot of a stage are replicas, unless state is mirrored: then no
+two ranks have the same.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Describing:
                 rank=rank.place,
                 generation=rank.generation,
                 signature=f"{kind}-{rank.slot}",
-                state=f"{stage}-{rank.slot}",
+                state=f"{stage}-{rank.place if setup.state == 'mirror' else rank.slot}",
                 stage=(stage, setup.roles) if setup.roles > 1 else None,
                 groups=(say.GroupRow(name="default", first=0, count=assembly.size), *self._pipeline(rank)),
                 shares=setup.on_exhausted == "shrink",

@@ -45,6 +45,8 @@ class SimulatedRank:
         assembly: those that it works with.
         stopped: the process is stopped (SIGSTOP) by itself.
         launched: it began as a live rank, not in the sandbox, so it describes itself.
+        mirroring: votes since it knows that its state has no replica; -1: it does not know that.
+        keeps: whose state is in its memory once more: committed steps, by rank.
     """
 
     machine: SimulatedMachine
@@ -68,6 +70,8 @@ class SimulatedRank:
     described: bool = False
     roles: say.RolesFound | None = None
     recorded: bool = False
+    mirroring: int = -1
+    keeps: dict[int, int] = field(default_factory=dict)
     waiting_since: float = 0.0
     assembly: Assembly | None = None
     orders: dict[int, say.SwitchPrepare] = field(default_factory=dict)

@@ -12,6 +12,7 @@ the job is let finish.  At the end the log is replayed through fresh cores, whic
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -168,6 +169,9 @@ class _Course:
             case say.JobFailed(reason=reason):
                 told = ("start the job with more standbys", "nobody can take the place")
                 by_wish = cluster.setup.on_exhausted == "fail" and any(words in reason for words in told)
+                seat = re.search(r"\(position (\d+)\): the state of rank", reason)
+                if seat is not None and self._has_state(int(seat[1])):
+                    cluster.violation = cluster.violation or f"the job failed for what is not true: {reason}"
                 if not by_wish and not cluster.watch.raised:
                     cluster.violation = cluster.violation or f"the job failed: {reason}"
                 return "failed"
@@ -262,6 +266,8 @@ class _Course:
     def _has_state(self, seat: int) -> bool:
         """A machine on another seat that may go on has this seat's state."""
         cluster, training = self._cluster, self._cluster.training
+        if cluster.setup.state == "mirror":
+            return self._is_mirrored(seat)
         for other, name in enumerate(cluster.watch.layout):
             machine = cluster.machines.get(name)
             if (
@@ -274,6 +280,21 @@ class _Course:
             if seated and cluster.watch.trusted(machine.life):
                 return all(rank.history for rank in machine.ranks.all)
         return False
+
+    def _is_mirrored(self, seat: int) -> bool:
+        """A member keeps the state of every rank of this seat, as of the step where it stands itself."""
+        cluster, slots = self._cluster, self._cluster.setup.slots
+        keepers = [
+            rank
+            for life in cluster.watch.members.items()
+            if cluster.watch.trusted(life) and (machine := cluster.machines.get(life[0])) is not None
+            if machine.life == life
+            for rank in machine.ranks.all
+        ]
+        return all(
+            any(rank.keeps.get(place) == rank.committed for rank in keepers)
+            for place in range(seat * slots, (seat + 1) * slots)
+        )
 
     def end(self) -> None:
         """Let the services end in good order."""

@@ -40,6 +40,7 @@ class Setup:
         total_steps: steps of the job; 0: as many as it takes.
         latency: usual upper end of a delivery's delay, seconds.
         loss: probability that a live delivery to a feed is lost (the log has it).
+        state: as in ``job.submitted``; with ``mirror`` no two ranks have the same state.
     """
 
     seed: int
@@ -58,6 +59,7 @@ class Setup:
     total_steps: int
     latency: float
     loss: float
+    state: str = "checkpoint"
 
     def random(self, part: str) -> random.Random:
         """The generator of one part of the simulation."""
@@ -78,6 +80,7 @@ def draw(
     hours: float | None = None,
     roles: int | None = None,
     on_exhausted: str | None = None,
+    state: str | None = None,
 ) -> Setup:
     """The setup of a seed; what is given is taken as it is.
 
@@ -88,6 +91,7 @@ def draw(
         hours: virtual hours in which faults happen; one about every 20 s for a small job.
         roles: pipeline stages, at most as many as machines.
         on_exhausted: what becomes of a job without a spare; never drawn is ``shrink``.
+        state: what becomes of state without a replica; never drawn is ``mirror``.
     """
     chance = random.Random(f"{seed}/setup")
     drawn_roles = chance.choice([1, 1, 1, 2, 2, 3])
@@ -121,4 +125,4 @@ def draw(
         latency=chance.choice([0.002, 0.002, 0.01, 0.1]),
         loss=chance.choice([0.0, 0.0, 0.01, 0.05]),
     )
-    return drawn if on_exhausted is None else replace(drawn, on_exhausted=on_exhausted)
+    return replace(drawn, on_exhausted=on_exhausted or drawn.on_exhausted, state=state or drawn.state)

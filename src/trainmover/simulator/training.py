@@ -22,6 +22,7 @@ from trainmover.events import catalogue as say
 from trainmover.simulator.assembly import Assembly
 from trainmover.simulator.clock import VirtualLoop
 from trainmover.simulator.describing import WARMUP_STEPS, Describing
+from trainmover.simulator.mirrors import Mirrors
 from trainmover.simulator.ranks import Doing, SimulatedRank
 from trainmover.simulator.setup import Setup
 
@@ -57,6 +58,7 @@ class Training:
         self._loop = loop
         self._chance = setup.random("training")
         self.describing = Describing(setup, self._chance)
+        self.mirrors = Mirrors(setup)
         self._pids = itertools.count(100)
         self._assemblies: dict[int, Assembly] = {}
         self._waiting: dict[SimulatedRank, None] = {}
@@ -215,6 +217,7 @@ class Training:
             return
         ranks = assembly.ranks.values()
         committed = max((rank.committed for rank in ranks if rank.history), default=0)
+        self.mirrors.settled(assembly, committed)
         for rank in ranks:
             rank.committed, rank.doing, rank.resumed = committed, Doing.RUNNING, True
             rank.history = rank.history or assembly.order.kind != "start"
@@ -259,6 +262,7 @@ class Training:
                 self._say_progress(rank)
             if rank.launched and rank.committed == WARMUP_STEPS and not rank.described:
                 self.describing.describe(rank, assembly)
+        self.mirrors.stepped(assembly)
         votes = {rank.ballot() for rank in assembly.ranks.values()}
         epoch = next(iter(votes))
         if len(votes) == 1 and epoch > assembly.epoch:

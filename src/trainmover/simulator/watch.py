@@ -12,6 +12,8 @@ time that passes.  What never lives here: what goes wrong, and what a run must h
   launches it, warms it or assigns it.
 - *A vacant seat has nobody*: seats are vacated only by a ``shrink``, filled only by joiners, and never are
   all of them vacant; who stays keeps its seat.
+- *A state comes from whoever has it*: a joiner that gets the mirror of a rank's state gets that of the step
+  at which training stands.
 - *A standby is used once*: it has one open assignment at most, and no seat then (a service that was
   born again may repeat an assignment that has been carried out).
 - *The same words for the same cause*: an id never means two things; a life is declared dead once.
@@ -345,6 +347,15 @@ class Watch:
         life = self._holders.setdefault((rank.epoch, rank.place), rank.life)
         if life != rank.life:
             raise Violation(f"{life} and {rank.life} both hold rank {rank.place} of epoch {rank.epoch}")
+
+    def taken(self, joiner: SimulatedRank, keeper: SimulatedRank | None, committed: int) -> None:
+        """A joiner gets its state, as of so many committed steps, from the one that keeps its mirror."""
+        step = None if keeper is None else keeper.keeps.get(joiner.place)
+        if step != committed:
+            raise Violation(
+                f"rank {joiner.place} joins epoch {joiner.epoch} with its state after {committed} steps from "
+                f"{keeper}, which has that {'of no step' if step is None else f'after {step}'}"
+            )
 
     def stepped(self, assembly: Assembly) -> None:
         """An assembly commits a step."""

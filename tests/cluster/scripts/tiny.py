@@ -1,15 +1,18 @@
 """A training script whose model is tiny and whose steps take as long as they are told to.
 
-It has what can differ after a fault: dropout, momentum, a schedule, and data with a position of its own.  It
-prints nothing, as printing fails where the disk of the run folder is full.
+It has what can differ after a fault: dropout, momentum, a schedule, data with a position of its own, and
+numbers from Python's and NumPy's generators, normal ones too (which leave half a pair behind).  It prints
+nothing, as printing fails where the disk of the run folder is full.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -47,13 +50,16 @@ def main() -> None:
     job = trainmover.join()
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.2), nn.Linear(32, 1)))
-    torch.manual_seed(2 + job.rank)
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(2 + job.rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
     data = Data(job.rank)
     job.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
     for step in job.steps(args.steps):
-        batch = data.next_batch()
+        batch = data.next_batch() + 0.1 * random.gauss(0.0, 1.0) + 0.1 * float(np.random.randn())
+        if random.random() < 0.5:
+            batch = batch.flip(0)
         time.sleep(args.step_seconds)
         loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
         loss.backward()

@@ -1,0 +1,125 @@
+"""Machines that come back in real runs: one that was cut off, one that was started again.
+
+Each is told that it is out, joins once more as another life, and is warmed like any other standby; the run
+ends in the bytes of the undisturbed one.  (A machine that was frozen: tests/cluster/test_control_plane.py and
+test_same_bytes.py.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.test_shrinking import join
+from tests.cluster.training import Outcome, Running, train
+from trainmover.chaos import network
+from trainmover.chaos.judge import MARK, Truth, Verdict, judge
+from trainmover.chaos.plan import Plan, Trouble
+from trainmover.chaos.round import Order, Result
+from trainmover.events import catalogue as say
+from trainmover.events.log import read_log
+from trainmover.faults import parse_faults
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(280)]
+
+TINY = Path(__file__).parent / "scripts" / "tiny.py"
+STEPS, FINAL = 200, 190
+networked = pytest.mark.skipif(bool(why := network.why_not()), reason=why or "possible")
+
+
+def played(folder: Path, *troubles: Trouble, truth: Truth | None = None) -> Verdict:
+    """A run on three machines with networks of their own, and a standby; its last steps are slow."""
+    (folder / "tmp").mkdir(parents=True)
+    plan = Plan(0, parse_faults([f"slow:machine=0,step={FINAL},factor=5"]), troubles)
+    script = ("--steps", str(STEPS), "--step-seconds", "0.1")
+    order = Order(str(folder), str(TINY), script, 3, 1, 1, 7, plan, networks=True)
+    mark = secrets.token_hex(8)
+    done = subprocess.run(
+        [sys.executable, "-m", "trainmover.chaos.round", str(order.write())],
+        env={**os.environ, "TMPDIR": str(folder / "tmp"), MARK: mark},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert order.result.is_file(), done.stderr
+    return judge(order, Result(**json.loads(order.result.read_text("utf-8"))), truth, mark)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """What the run comes to that nothing happens to."""
+    verdict = played(tmp_path_factory.mktemp("calm"))
+    assert verdict.complaints == ()
+    return verdict.truth
+
+
+def lives(folder: Path, machine: str) -> dict[str, list[str]]:
+    """What was said of each life of a machine, in order."""
+    found: dict[str, list[str]] = {}
+    for record in read_log(folder / "run" / "events.tmlog"):
+        event = record.envelope.event
+        if isinstance(event, say.MachineJoined | say.MachineFailed | say.MachineLeft | say.StandbyParked):
+            if event.machine == machine:
+                found.setdefault(event.incarnation, []).append(event.type)
+    return found
+
+
+def check(folder: Path, machine: str) -> None:
+    """Its first life was declared dead, its second one was parked as a standby."""
+    first, second = lives(folder, machine).values()
+    assert first[:2] == ["machine.joined", "machine.failed"], first
+    assert second[:2] == ["machine.joined", "standby.parked"], second
+
+
+@networked
+@pytest.mark.long(every=0)
+def test_a_machine_whose_cable_was_pulled(calm: Truth, tmp_path: Path) -> None:
+    """It is replaced; when the cable is back it hears that it is out, ends its ranks and joins the pool."""
+    cut = Trouble("cut", "m1", 5.0, "standby.parked")
+    verdict = played(tmp_path, cut, truth=calm)
+    assert verdict.complaints == ()
+    assert verdict.faults[-1] == str(cut)
+    assert verdict.incidents == ("failure of m1",)
+    check(tmp_path, "m1")
+    left = [r.envelope.event for r in read_log(tmp_path / "run" / "events.tmlog")]
+    assert ("m1", "fenced") in {(e.machine, e.reason) for e in left if isinstance(e, say.MachineLeft)}
+
+
+@networked
+@pytest.mark.long(every=0)
+def test_two_machines_that_did_not_reach_each_other(calm: Truth, tmp_path: Path) -> None:
+    """Both reach the bus and everybody else: training waits, and goes on when they do."""
+    part = Trouble("part", "m0+m1", 5.0, "standby.parked")
+    verdict = played(tmp_path, part, truth=calm)
+    assert verdict.complaints == ()
+    assert verdict.faults[-1] == str(part)
+
+
+@pytest.mark.long(every=0)
+def test_a_machine_that_was_started_again(tmp_path: Path) -> None:
+    """Under its own name, while somebody else has its seat: it joins the pool."""
+    back: list[subprocess.Popen[bytes]] = []
+
+    def start_again(running: Running) -> None:
+        running.until("m1 is declared dead")
+        back.append(join(running, "m1"))
+
+    def run(name: str, *faults: str, **more: object) -> Outcome:
+        folder = tmp_path / name
+        folder.mkdir()
+        script = (str(TINY), "--step-seconds", "0.1")
+        return train(folder, *faults, steps=STEPS, script=script, **more)  # type: ignore[arg-type]
+
+    straight = run("straight", standbys=0)
+    outcome = run("again", "kill:machine=1,step=12", meanwhile=start_again)
+    assert back[0].wait(20) == 0
+    assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
+    assert outcome.incidents == [("failure", "m1")]
+    check(tmp_path / "again", "m1")
