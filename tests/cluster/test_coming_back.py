@@ -65,9 +65,9 @@ def lives(folder: Path, machine: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for record in read_log(folder / "run" / "events.tmlog"):
         event = record.envelope.event
-        if isinstance(event, say.MachineJoined | say.MachineFailed | say.MachineLeft | say.StandbyParked):
-            if event.machine == machine:
-                found.setdefault(event.incarnation, []).append(event.type)
+        told = isinstance(event, say.MachineJoined | say.MachineFailed | say.MachineLeft | say.StandbyParked)
+        if told and event.machine == machine:
+            found.setdefault(event.incarnation, []).append(event.type)
     return found
 
 

@@ -278,6 +278,16 @@ async def test_a_released_machine_ends_its_ranks(world: World) -> None:
     assert world.heard(say.MachineLeft)[0].reason == "released"
 
 
+@pytest.mark.parametrize("world", [("--steps", "100000")], indirect=True)
+async def test_a_spare_with_the_name_of_a_leaver_stays(world: World) -> None:
+    """The machine came back while its seat was still its first life's: only that one left."""
+    await world.warm("all")
+    change = {"kind": "failure", "incidents": ("i",), "leavers": ("m0",), "step": 4}
+    await world.say(say.SwitchCommitted(epoch=2, machines=("m1",), joiners=("m1",), **change))
+    await world.warm("more")
+    assert not world.heard(say.MachineLeft)
+
+
 JOIN = {
     "kind": "failure",
     "generation": 0,

@@ -78,6 +78,19 @@ def test_a_machine_and_its_mirror_are_lost(kit: Kit, state: str) -> None:
         assert {event.generation for event in world.all(say.MachineLaunch)} == {1}
 
 
+def test_a_mirror_is_lost_while_the_seat_waits(kit: Kit) -> None:
+    """First a standby is missing, and then more would not help: that is said as well."""
+    world = kit.World(machines=4, stages=4, standbys=0, state="mirror")
+    world.at(15, lambda: mirrored(world, 0, 1, 2, 3))
+    world.at(40, lambda: (world.plant.kill("m1"), world.later(30.0, lambda: world.plant.kill("m2"))))
+    world.run(limit=200)
+    first, *others = [event.reason for event in world.all(say.JobHeld)]
+    assert first.startswith("no standby is left to take the place of m1")
+    lost = [reason for reason in others if "the state of rank 1" in reason]
+    assert len(lost) == 1, others
+    assert "m2, which kept its mirror, is lost as well" in lost[0]
+
+
 def test_a_state_that_cannot_be_mirrored(kit: Kit) -> None:
     """The reason that its rank gave is in the sentence."""
     world = kit.World(machines=3, stages=3, on_exhausted="fail", state="mirror")

@@ -248,7 +248,8 @@ class Agent:
         self._relay.over(event)
         if self.config.name in event.joiners and self._relay.role:
             await self._ranks.end_others(self._relay.role)
-        if self.config.name not in event.leavers:
+        # Who came back under a leaver's name, and has no rank that trains, is a spare and stays.
+        if self.config.name not in event.leavers or not any(rank.mode == "live" for rank in self._ranks):
             return None
         self._paused = event.kind == "shrink"
         log.info("released: epoch %d goes on without this machine", event.epoch)

@@ -38,6 +38,7 @@ GAPS: Table[Gap] = {
     },
     Gap.HELD: {
         "moot": Gap.CLOSED,
+        "state lost": Gap.HELD,
         "spare parked": Gap.ASSIGNED,
         "replica pauses": Gap.HELD,
     },
@@ -67,6 +68,8 @@ class Incident:
     """Its state seems to be lost, and a switch that is on its way is waited for."""
     given_up: bool = False
     """That was waited for long enough."""
+    told_lost: bool = False
+    """It was said that its state is on no machine any more."""
     exhausted: bool = False
     """It was said that no spare can take the seat, so that its replica pauses."""
 

@@ -213,7 +213,9 @@ class StandbyCore(Decider):
                     or gap.seat in roster.vacant
                     or (gap.asked is None and gap.joiner is None and occupied)
                 ),
-                "state lost": lambda: lost and (gap.given_up or not self._book.switching),
+                "state lost": lambda: (
+                    lost and not gap.told_lost and (gap.given_up or not self._book.switching)
+                ),
                 "spare parked": lambda: choice is not None,
                 "refused": lambda: self._book.is_move(gap) and (gap.late or not self._on_the_way(gap)),
                 "replica pauses": lambda: not gap.exhausted and self._may_pause(gap),
@@ -231,7 +233,7 @@ class StandbyCore(Decider):
         match trigger:
             case "spare parked":
                 assert choice is not None, "an assignment has a spare"
-                gap.exhausted = False
+                gap.exhausted = gap.told_lost = False
                 self._assign(gap, choice)
             case "refused":
                 self._refuse(gap)
@@ -248,6 +250,7 @@ class StandbyCore(Decider):
                 )
             case "no spare" | "state lost":
                 gap.joiner = None
+                gap.told_lost = lost
                 self._hold(gap)
             case "joiner lost":
                 gap.joiner = None

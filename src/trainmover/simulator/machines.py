@@ -198,7 +198,7 @@ class SimulatedMachine:
             for rank in list(self.ranks.all):
                 if rank.mode == "sandbox" and rank.role != self.relay.role:
                     self._end_rank(rank)
-        if self.name in event.leavers:
+        if self.name in event.leavers and any(rank.mode == "live" for rank in self.ranks.all):
             self._paused = event.kind == "shrink"
             self._leave("released", self._chance.uniform(0.0, 0.5))
 

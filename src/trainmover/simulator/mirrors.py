@@ -40,12 +40,12 @@ class Mirrors:
             return
         told = {item.rank: item for item in assembly.order.joiner_ranks}
         for rank in assembly.ranks.values():
-            if not rank.history:
+            if rank.machine.name in assembly.order.joiners:
                 mirrored = told[rank.place].mirrored if rank.place in told else None
                 self.on_taken(rank, None if mirrored is None else assembly.ranks[mirrored], committed)
                 rank.mirroring, rank.keeps = WHOLE_AFTER - 1, {}
         for rank in assembly.ranks.values():
-            if rank.history and rank.mirroring >= 0:
+            if rank.machine.name not in assembly.order.joiners and rank.mirroring >= 0:
                 self._keep(rank, assembly, committed)
 
     def stepped(self, assembly: Assembly) -> None:

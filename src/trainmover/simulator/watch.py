@@ -195,7 +195,7 @@ class Watch:
                 self._gone.add((event.machine, event.incarnation))
             case say.StandbyAssigned():
                 self._was_assigned(event)
-            case say.LinkRepair():
+            case say.LinkRepair() if event.epoch >= self._committed:  # else a later epoch has new links
                 self._open(envelope.incident)
                 self._repairs.add(envelope.incident or "")
             case say.MoveRefused():
