@@ -135,7 +135,7 @@ def test_a_pipeline_pauses_and_comes_back(tmp_path: Path) -> None:
     )
     assert helper[0].wait(20) == 0
     assert {item["kind"] for item in outcome.report["incidents"]} == {"shrink", "grow"}
-    assert [item["present"] for item in outcome.report["memberships"]] == [8, 4, 8]
+    assert [item["present"] for item in outcome.report["memberships"]] == [4, 2, 4]
     assert 0 < outcome.report["reduced_steps"] < 150 - 12
     assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
     replay(folders[1])
