@@ -12,7 +12,8 @@ import socket
 from collections import deque
 
 from trainmover.ccl import frames
-from trainmover.ccl.incoming import LEFT, READ_AHEAD, Incoming, Listener, Matcher
+from trainmover.ccl.incoming import LEFT, Incoming
+from trainmover.ccl.listener import READ_AHEAD, Listener, Matcher
 from trainmover.ccl.secure import SecureSocket
 from trainmover.ccl.shared import Window
 from trainmover.ccl.transfer import Buffer, Transfer

@@ -162,6 +162,34 @@ class Engine:
             self._wheel.leave(guest=False, busy=self.schedule.busy)
         return True
 
+    def receive_at_once(self, key: str, link: Link, transfer: Transfer, walk: Walk) -> bool:
+        """Post a receive from this thread. False: that cannot be done.
+
+        Args:
+            key: queue of this receive alone.
+            link: the message's.
+            transfer: memory for the message.
+            walk: has nothing to do but to end with the transfer.
+        """
+        if not self._wheel.take_if_free():
+            return False
+        try:
+            self._run_calls()
+            if self.broken:
+                return False
+            transfer.waiter = walk
+            self.schedule.watch(key, walk)
+            try:
+                self.table.pairs.receive(link, transfer)
+            except LinkError as error:
+                self.walk_failed(walk, error)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            self._wheel.leave(guest=False, busy=self.schedule.busy)
+        return True
+
     def drive(self, done: Callable[[], bool], limit: float = 3600.0) -> None:
         """Run the engine on this thread until ``done()``, instead of waiting for its own thread to do so.
 

@@ -4,12 +4,17 @@ On the way up through the brackets a member swaps halves of what it still has to
 counterpart: each keeps one half, so the work and the bytes halve from round to round and every addition is
 the bracketing's own.  On the way back the same counterparts give each other what they have finished.  As
 many bytes as slice by slice, in ``2 log2(size)`` messages instead of ``2 (size - 1)``.
+
+A tensor goes piece by piece, each all the way up and back, with a few pieces under way at a time: what has
+been received is added and sent on while the processor's cache still has it.  Members take up their pieces in
+turns, one round of each after the other, so that frames come in the order in which they are waited for.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from functools import cache
+from itertools import islice
 
 import torch
 
@@ -22,7 +27,10 @@ from trainmover.ccl.walks import pieces
 from trainmover.topology.bracket import Bracket
 
 PIECE_BYTES = 1024 * 1024
-"""Halves are combined in pieces of this size, while the next one arrives."""
+"""What is summed up at a time."""
+
+PIECES = 3
+"""How many pieces are under way at a time: one is combined while others travel."""
 
 ALIGNED = 16
 """Halves begin at multiples of so many elements."""
@@ -41,54 +49,66 @@ def fits(tree: Bracket, size: int) -> bool:
 
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member of a full mesh that :func:`fits` ends with the canonical combination; in place."""
-    view, item = as_bytes(flat), flat.element_size()
-    low, high = 0, flat.numel()
-    back: list[tuple[int, int, int]] = []
+    if group.size == 1 or flat.numel() == 0:
+        return
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES))
     sends: list[Transfer] = []
-
-    def send(member: int, a: int, b: int) -> None:
-        sends.append(group.send_bytes(member, view[a * item : b * item], tag, flat))
-
-    for swap in swaps(group.tree, group.me):
-        middle = min(high, low + -(-(high - low) // (2 * ALIGNED)) * ALIGNED)
-        first, last = (low, middle), (middle, high)
-        (low, high), given = (first, last) if swap.left else (last, first)
-        for a, b in pieces(*given, item, PIECE_BYTES):
-            send(swap.source, a, b)
-        yield from _take_in(group, flat, (low, high), swap.source, swap.left, combine, tag)
-        back.append((swap.source, *given))
+    fresh = (
+        _piece(group, flat, bounds, combine, tag, sends, (number % PIECES, cuts[0][1]))
+        for number, bounds in enumerate(cuts)
+    )
+    under_way: deque[tuple[Steps, list[Transfer]]] = deque()
+    for piece in islice(fresh, PIECES):
+        under_way.append((piece, next(piece)))
+    while under_way:
+        piece, awaited = under_way.popleft()
+        yield awaited
+        following = next(piece, None)
+        if following is None:
+            piece = next(fresh, None)
+            following = None if piece is None else next(piece)
+        if piece is not None and following is not None:
+            under_way.append((piece, following))
     yield sends
-    for member, a, b in reversed(back):
-        sends.clear()
-        if high > low:
-            send(member, low, high)
-        if b > a:
-            sends.append(group.receive_bytes(member, view[a * item : b * item], tag, flat))
-        yield sends
-        low, high = min(low, a), max(high, b)
 
 
-def _take_in(
+def _piece(
     group: Group,
     flat: torch.Tensor,
     bounds: tuple[int, int],
-    member: int,
-    left: bool,
     combine: Combine,
     tag: int,
+    sends: list[Transfer],
+    room: tuple[int, int],
 ) -> Steps:
-    """Receive a member's part of a run and combine it with mine, piece by piece."""
-    cuts = list(pieces(*bounds, flat.element_size(), PIECE_BYTES))
-    whole = cuts[0][1] - cuts[0][0] if cuts else 0
-    posted: deque[tuple[torch.Tensor, Transfer]] = deque()
-    for k, (a, b) in enumerate(cuts):
-        for ahead in range(k + len(posted), min(k + 2, len(cuts))):
-            count = cuts[ahead][1] - cuts[ahead][0]
-            posted.append(group.stage(member, flat, count, tag, ahead % 2, whole))
-        room, received = posted.popleft()
+    """One piece's way up and back.
+
+    What a member gives away it gets back from the one that it gave it to, who has read all of it by then:
+    so results may be received into memory whose sending nobody has waited for.
+
+    Args:
+        bounds: the piece.
+        sends: what is sent is added here; whoever drives this waits for it at the end.
+        room: which of the pieces under way this is, and how many elements the largest one has.
+    """
+    view, item = as_bytes(flat), flat.element_size()
+    (low, high), (place, most) = bounds, room
+    back: list[tuple[int, int, int]] = []
+    for swap in swaps(group.tree, group.me):
+        middle = min(high, low + -(-(high - low) // (2 * ALIGNED)) * ALIGNED)
+        first, last = (low, middle), (middle, high)
+        (low, high), (a, b) = (first, last) if swap.left else (last, first)
+        most = most // 2 + ALIGNED
+        sends.append(group.send_bytes(swap.source, view[a * item : b * item], tag, flat))
+        theirs, received = group.stage(swap.source, flat, high - low, tag, place, most, PIECES)
         yield [received]
-        part = flat[a:b]
-        if left:
-            combine(part, room, part)
+        mine = flat[low:high]
+        if swap.left:
+            combine(mine, theirs, mine)
         else:
-            combine(room, part, part)
+            combine(theirs, mine, mine)
+        back.append((swap.source, a, b))
+    for member, a, b in reversed(back):
+        sends.append(group.send_bytes(member, view[low * item : high * item], tag, flat))
+        yield [group.receive_bytes(member, view[a * item : b * item], tag, flat)]
+        low, high = min(low, a), max(high, b)

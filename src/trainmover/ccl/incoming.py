@@ -7,76 +7,29 @@ payload, the rest is thrown away, so the memory is its owner's again while the c
 peer that says BYE and hangs up has left in good order; only whoever still waits for it, or sends to it, has
 lost something.
 
-There are two ways.  The *long way* (``_move_in``) takes every frame in every state.  The *short way*
-(``_read_small``) takes what comes nearly always: frames of this epoch with a receive that they fit.  At
-anything else it leaves what it has read to the long way, which says what is wrong.
+There are three ways.  The *long way* (``_move_in``) takes every frame in every state.  The *short way*
+(``_read_small``) takes what comes nearly always: frames of this epoch with a receive that they fit.  The
+*straight way* (``_read_straight``) is for large payloads: it bets on the next receive and reads header and
+payload in one go, each where it belongs.  At anything else these two leave what they have read to the long
+way, which says what is wrong.
 """
 
 from __future__ import annotations
 
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
 
 from trainmover.ccl import frames
+from trainmover.ccl.listener import READ_AHEAD, Listener, Matcher
 from trainmover.ccl.secure import SecureSocket
 from trainmover.ccl.tags import Mismatch
 from trainmover.ccl.transfer import Buffer, Transfer
 from trainmover.errors import LinkError
 
-if TYPE_CHECKING:
-    from trainmover.ccl.connection import Connection
-
 LEFT = "the peer has left the job"
 
-READ_AHEAD = 20 * 1024
-"""What is shorter than this is read with what follows it, in one go."""
-
-
-class Listener(Protocol):
-    """What a connection tells the engine."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch whose frames are delivered."""
-
-    @property
-    def broken(self) -> bool:
-        """True while frames of the current epoch are thrown away."""
-
-    def lend(self) -> bytearray:
-        """A buffer of ``READ_AHEAD`` bytes to read into for a moment."""
-
-    def give_back(self, buffer: bytearray) -> None:
-        """The lent buffer is free again."""
-
-    def connection_lost(self, connection: Connection, reason: str) -> None:
-        """The connection ended or its peer broke the protocol (see ``connection.fault``)."""
-
-    def break_received(self, connection: Connection, epoch: int, tags: tuple[int, int]) -> None:
-        """The peer says that its epoch is broken: for what we have called (its tag, ours), or (0, 0)."""
-
-    def peer_waits(self, connection: Connection, epoch: int, tag: int, number: int) -> None:
-        """The peer has been waiting for long in the call of this tag, the number-th of its group."""
-
-    def interest_changed(self, connection: Connection) -> None:
-        """``wants_read`` or ``wants_write`` may have changed."""
-
-
-class Matcher(Protocol):
-    """Finds the memory for messages, on a link where they may be received in another order than sent."""
-
-    def expects(self, peer: int) -> bool:
-        """True when somebody waits for this rank and no other."""
-
-    def has_room(self, peer: int) -> bool:
-        """True when the next message of this rank shall be read."""
-
-    def claim(self, peer: int, frame: frames.Header) -> Transfer:
-        """Memory for a message."""
-
-    def fitting(self, peer: int, tag: int, length: int) -> Transfer | None:
-        """The open receive for a message of this tag and length, taken; None where that is not simple."""
+STRAIGHT = 12 * 1024
+"""Where a payload of this size is due, its header is read with it, and nothing that follows."""
 
 
 class Incoming:
@@ -153,10 +106,56 @@ class Incoming:
                 self._pump_in()
             else:
                 self.pause()
-        elif self._posted or self.matcher is not None:
-            self._read_small()
+        elif self._posted:
+            self._read(self._posted[0])
+        elif self.matcher is not None:
+            self._read(self.matcher.due(self.peer))
         else:
             self._pump_in()
+
+    def _read(self, due: Transfer | None) -> None:
+        """Begin a frame. What an earlier epoch has left behind comes first, and never the straight way."""
+        if due is None or len(due.view) < STRAIGHT or not self._received or self._secure is not None:
+            self._read_small()
+        else:
+            self._read_straight(due)
+
+    def _read_straight(self, due: Transfer) -> None:
+        """Read a header and, where it is the one that is expected, its payload into its memory.
+
+        Until a receive has ended its memory may be written to, so a bet that is lost costs a copy.
+        """
+        try:
+            size = self.sock.recvmsg_into((self._header, due.view))[0]
+        except OSError:
+            self._pump_in()  # which meets the same error, if it is one
+            return
+        there, listener, matcher = size - frames.HEADER_SIZE, self._listener, self.matcher
+        if there >= 0 and not listener.broken:
+            mark, epoch, sequence, tag, length = frames.FIELDS.unpack(self._header)
+            if (
+                mark == frames.DATA_MARK
+                and epoch == listener.epoch
+                and sequence == self._received & 0xFFFFFFFF
+                and tag == due.tag
+                and length == len(due.view)
+            ):
+                if matcher is None:
+                    self._posted.popleft()
+                else:
+                    matcher.fitting(self.peer, tag, length)
+                self._received += 1
+                if there == length:
+                    due.finish()
+                else:
+                    self._frame = frames.Header(frames.DATA, epoch, sequence, tag, length)
+                    self._target, self._fill = due, there
+                return
+        self._ahead = memoryview(bytes(self._header[:size]) + bytes(due.view[: max(0, there)]))
+        self._drained = there < len(due.view)
+        if size == 0:
+            self.hung_up()
+        self._pump_in()
 
     def _read_small(self) -> None:
         """The short way where receives are posted and nothing is half read: small frames come whole."""

@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from trainmover.ccl.at_once import carry_out
 from trainmover.ccl.communicator import Call, Communicator
 from trainmover.ccl.memory import Memory
-from trainmover.ccl.work import work_of
+from trainmover.ccl.tags import MESSAGE
+from trainmover.ccl.work import done, work_of
 
 
 class Launcher:
@@ -71,6 +73,13 @@ class Launcher:
             call.begins = "here"
         elif not getattr(opts, "asyncOp", True) and self._window is None:
             call.begins = "waits"
+            if memory.device is None and call.name != MESSAGE:
+                memory.fit(call)
+                ended = carry_out(self._communicator, self._key, call)
+                if ended is True:
+                    return done(call.outputs if call.value is None else call.value)
+                if ended is not False:
+                    return work_of(ended, call)
         return work_of(self._begin(call, memory, key), call)
 
     def _launch_all(self, calls: Sequence[tuple[Call, Memory]], value: Any) -> dist.Work:

@@ -17,14 +17,14 @@ import torch.distributed as dist
 
 from trainmover.ccl import algorithms
 from trainmover.ccl.arguments import Tensors, member, one
-from trainmover.ccl.at_once import AT_ONCE_BYTES, send_at_once
+from trainmover.ccl.at_once import AT_ONCE_BYTES, receive_at_once, send_at_once
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.launch import Launcher
 from trainmover.ccl.memory import Memory
 from trainmover.ccl.tags import MESSAGE, message_tag
 from trainmover.ccl.view import Group
-from trainmover.ccl.work import done, work_of
+from trainmover.ccl.work import MessageWork, done, work_of
 from trainmover.errors import LinkError
 
 TAGS = 1 << 24
@@ -70,8 +70,15 @@ class Messages(Launcher):
             return peer
 
         # Receives wait beside each other: the peer may send in another order, by tag.
-        call = Call(MESSAGE, f"tag {tag}", [tensor], False, walk, source=peer)
-        return self._launch(call, memory, key=f"receive {next(_numbers)}")
+        call, key = Call(MESSAGE, f"tag {tag}", [tensor], False, walk, source=peer), f"receive {next(_numbers)}"
+        if memory.device is None and self._window is None:
+            memory.fit(call)
+            receiving = receive_at_once(
+                self._communicator, self._key, flat, call, frame_tag, f"{self._key} {key}"
+            )
+            if receiving is not None:
+                return MessageWork(receiving, self._communicator.engine)
+        return self._launch(call, memory, key=key)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive from whoever sends with this tag; the Work's ``source_rank()`` says who it was."""

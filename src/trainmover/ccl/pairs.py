@@ -99,6 +99,11 @@ class Mailbox:
                 return transfer
         return None
 
+    def due(self, peer: int) -> Transfer | None:
+        """The open receive that the rank's next message is for, if it comes in the order of the receives."""
+        first = next((transfer for transfer in self._posted if transfer.source in (None, peer)), None)
+        return None if first is None or first.source is None else first
+
     def claim(self, peer: int, frame: Header) -> Transfer:
         """Memory for a message.
 

@@ -94,6 +94,12 @@ class Schedule:
         queue.append(walk)
         return False
 
+    def watch(self, key: str, walk: Walk) -> None:
+        """Look after a walk that is under way already, alone in its queue, until it is retired."""
+        walk.schedule, walk.key = self, key
+        self._queues[key] = deque((walk,))
+        self._set_out(walk)
+
     def runnable(self, walk: Walk) -> None:
         """A walk's transfers are done."""
         self.runnables.append(walk)
@@ -151,7 +157,7 @@ class Schedule:
     def _ended(self, walk: Walk, result: Any) -> None:
         if walk.schedule is None:
             return
-        self._retire(walk)
+        self.retire(walk)
         try:
             self._judge.deliver(walk.done, result)
         except Exception as error:
@@ -159,8 +165,8 @@ class Schedule:
             self._judge.walk_failed(walk, error)
             self.abort(walk, str(error))
 
-    def _retire(self, walk: Walk) -> None:
-        """A walk has ended: it is the next one's turn."""
+    def retire(self, walk: Walk) -> None:
+        """A walk has ended: it is the next one's turn in its queue."""
         queue = self._queues[walk.key]
         queue.popleft()
         if queue:

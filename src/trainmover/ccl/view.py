@@ -174,7 +174,14 @@ class Group:
         return max(LEAST_PIECE_BYTES, min(PIECE_BYTES, room // 4096 * 4096))
 
     def stage(
-        self, member: int, like: torch.Tensor, count: int, tag: int, half: int = 0, whole: int = 0
+        self,
+        member: int,
+        like: torch.Tensor,
+        count: int,
+        tag: int,
+        place: int = 0,
+        whole: int = 0,
+        places: int = 2,
     ) -> tuple[torch.Tensor, Transfer]:
         """Receive elements from a member into the staging memory for what comes from it.
 
@@ -183,15 +190,16 @@ class Group:
             like: has the dtype.
             count: number of elements.
             tag: the call's.
-            half: 1 for memory behind ``whole`` other elements.
-            whole: number of elements in the first half, where there are two.
+            place: which of several places in the memory.
+            whole: number of elements that a place has room for, where there are several.
+            places: how many there are then.
 
         Returns:
             The elements, and the transfer after which they are there.
         """
         item = like.element_size()
-        size, start = count * item, half * whole * item
-        view = self.staging(member, (2 * whole or count) * item)[start : start + size]
+        size, start = count * item, place * whole * item
+        view = self.staging(member, (places * whole or count) * item)[start : start + size]
         room = torch.frombuffer(view, dtype=like.dtype, count=count) if count else like.new_empty(0)
         return room, self.receive_bytes(member, view, tag, None)
 
@@ -237,6 +245,10 @@ class PairGroup(Group):
     def link_to(self, member: int) -> Link:
         """The link for messages to a member."""
         return self._link(self.me, member)
+
+    def link_from(self, member: int) -> Link:
+        """The link for a member's messages to me."""
+        return self._link(member, self.me)
 
     def _link(self, sender: int, receiver: int) -> Link:
         found = self._links.get((sender, receiver))

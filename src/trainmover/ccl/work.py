@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,10 @@ from torch.futures import Future
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.untraced import untraced
 from trainmover.errors import LinkError
+
+if TYPE_CHECKING:
+    from trainmover.ccl.at_once import Receiving
+    from trainmover.ccl.engine import Engine
 
 LOSES_WORKS = torch.__version__.startswith("2.6.")
 """True for the torch that keeps no Python object of a Work alive."""
@@ -91,6 +95,42 @@ class TrainMoverWork(Work):
         """Group rank that a message from any source came from; -1 where nobody said."""
         found = None if self._call is None else self._call.result
         return found if isinstance(found, int) else -1
+
+    _source_rank = source_rank
+
+
+@untraced
+class MessageWork(TrainMoverWork):
+    """A receive that has been posted. It has a future only if somebody asks for it before its end.
+
+    Args:
+        receiving: the receive.
+        engine: who carries it out.
+    """
+
+    def __init__(self, receiving: Receiving, engine: Engine) -> None:
+        Work.__init__(self)
+        self._receiving, self._engine = receiving, engine
+        self._call = receiving.ending.call
+        self._call.drive = engine.drive
+
+    @property
+    def _future(self) -> Future[Any]:  # type: ignore[override]
+        return self._receiving.ending.future()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout is None or timeout <= timedelta(0):
+            self._engine.drive(self._receiving.is_over)
+            if self._receiving.ending.ended:
+                return True
+        return super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        return self._receiving.ending.ended or (self._receiving.is_over() and super().is_completed())
+
+    def source_rank(self) -> int:
+        assert self._call is not None
+        return -1 if self._call.source is None else self._call.source
 
     _source_rank = source_rank
 
