@@ -62,7 +62,9 @@ def test_it_may_come_in_any_two_parts(waiting: Waiting, cut: int) -> None:
     wire.send(frame[:cut])
     member.engine.ask(lambda: None)
     connection = member.connection(0)
-    wait_until(lambda: connection._header_fill + (connection._frame is not None) > 0, "the first part is read")
+    wait_until(
+        lambda: connection._header_fill + (connection._frame is not None) > 0, "the first part is read"
+    )
     wire.send(frame[cut:])
     done_within([future], PROMPT)
     assert torch.equal(tensor, PAYLOAD)
@@ -87,7 +89,7 @@ def test_what_comes_before_it_is_taken_for_what_it_is(waiting: Waiting, before: 
         (b"\0" * 64, "garbage on the link"),
         (data(5), "frame 5 arrived where 1 was due"),
         (data(1, PAYLOAD.numpy().tobytes()[:-4]), f"{BYTES - 4} bytes there.*{BYTES} bytes here"),
-        (data(1, tag=TAG + 1), "rank 0 called"),
+        (data(1, tag=TAG + 1), "rank 0 has made another call"),
         (frames.pack(frames.BREAK, 1), "rank 0 says that epoch 1 is broken"),
         (frames.pack(frames.BYE, 1), "the peer has left the job"),
         (data(1)[:5000], "closed the connection"),

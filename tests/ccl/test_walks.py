@@ -230,16 +230,17 @@ def test_any_placement_follows_its_bracketing(
     parts = values(size, count, seed=seed)
     expected = reduce_in_order(positions, parts, torch.add)
     bounds = walks.slices(count, size)
+    outs = [torch.empty(b - a) for a, b in bounds]
 
     def run(body: Callable[[walks.Group, torch.Tensor], Steps]) -> list[torch.Tensor]:
-        outs = [part.clone() for part in parts]
+        flats = [part.clone() for part in parts]
 
         def one(member) -> None:
             group = walks.Group(member.engine, "g", "collective", tuple(range(size)), positions, member.rank)
-            member.engine.run("g", "placed", lambda: body(group, outs[member.rank]), 20.0)
+            member.engine.run("g", "placed", lambda: body(group, flats[member.rank]), 20.0)
 
         world.each(one, range(size))
-        return outs
+        return flats
 
     large, least, tree = view.PIECE_BYTES, view.LEAST_PIECE_BYTES, tree_walks.PIECE_BYTES
     try:
@@ -249,9 +250,9 @@ def test_any_placement_follows_its_bracketing(
         assert all(same(o, expected) for o in run(lambda g, t: walks.all_reduce(g, t, add, TAG)))
         assert all(same(o, expected) for o in run(lambda g, t: tree_walks.all_reduce(g, t, add, TAG)))
         assert same(run(lambda g, t: walks.reduce(g, t, 1, add, TAG))[1], expected)
-        ins = run(lambda g, t: walks.reduce_scatter(
-            g, t, torch.empty(bounds[g.me][1] - bounds[g.me][0]), bounds, add, TAG))  # fmt: skip
-        assert all(same(t[a:b].clone(), expected[a:b].clone()) for t, (a, b) in zip(ins, bounds, strict=True))
+        kept = run(lambda g, t: walks.reduce_scatter(g, t, outs[g.me], bounds, add, TAG))
+        assert all(map(same, outs, [expected[a:b].clone() for a, b in bounds]))
+        assert all(map(same, kept, parts)), "the inputs are left as they are"
     finally:
         view.PIECE_BYTES, view.LEAST_PIECE_BYTES, tree_walks.PIECE_BYTES = large, least, tree
 

@@ -119,7 +119,7 @@ def reduce_scatter(
     combine: Combine,
     tag: int,
 ) -> Steps:
-    """Member i ends with the combination of everybody's run ``bounds[i]``; ``inputs`` is used up."""
+    """Member i ends with the combination of everybody's run ``bounds[i]`` of ``inputs``."""
     bounds = [bounds[member] for member in group.there] if group.absent else bounds
     group = group.present
     if inputs.nbytes >= SHARED_BYTES and _together(group):

@@ -160,7 +160,7 @@ class Connection(Incoming):
                     sent -= len(item.data.pop(0))
                 if item.data:
                     item.data[0] = item.data[0][sent:]
-                    continue
+                    break  # the socket takes no more for now
                 self._out.popleft()
                 if item.transfer is not None:
                     item.transfer.finish()

@@ -32,8 +32,11 @@ from trainmover.topology.links import COLLECTIVE, Link
 
 log = logging.getLogger(__name__)
 
-LOOPBACK_BUFFER = 256 * 1024
+LOOPBACK_BUFFER = 512 * 1024
 """What a connection to this same machine holds, where no distance is bridged; the system adapts others."""
+
+LOOPBACK_CONTROL = b"reno"
+"""Congestion control of such a connection. It never comes into play, while others (BBR) measure and pace."""
 
 CONNECT_SECONDS = 5.0
 """Limit of one attempt to connect and shake hands."""
@@ -208,7 +211,9 @@ def _not_heard(sock: socket.socket, hearing: Future[None]) -> None:
 
 
 def _set_up(sock: socket.socket) -> None:
-    """Send at once; and where no network lies between, keep what is under way in the processor's cache."""
+    """Send at once; where no network lies between, keep what is under way in the cache, and do not pace it."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if ip_address(sock.getpeername()[0]).is_loopback:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, LOOPBACK_CONTROL)

@@ -70,7 +70,10 @@ class Messages(Launcher):
             return peer
 
         # Receives wait beside each other: the peer may send in another order, by tag.
-        call, key = Call(MESSAGE, f"tag {tag}", [tensor], False, walk, source=peer), f"receive {next(_numbers)}"
+        call, key = (
+            Call(MESSAGE, f"tag {tag}", [tensor], False, walk, source=peer),
+            f"receive {next(_numbers)}",
+        )
         if memory.device is None and self._window is None:
             memory.fit(call)
             receiving = receive_at_once(

@@ -150,7 +150,8 @@ class Reductions(Launcher):
         fits(name, "the input", whole.numel(), sum(counts))
         fits(name, "the output", output.numel(), counts[self._me])
         combine, bounds = operation.on(output.dtype, name), runs(counts)
-        source, flat = memory.copy(whole), memory.write(output)
+        source = memory.read(whole) if operation.factor is None else memory.copy(whole)
+        flat = memory.write(output)
 
         def walk(group: Group, tag: int) -> Steps:
             operation.scale(source)

@@ -128,7 +128,7 @@ def reduce_scatter(
 ) -> Steps:
     """Member i ends with the combination of everybody's run ``bounds[i]`` of ``inputs``.
 
-    ``inputs`` is used up; ``output`` has the length of the own run.
+    ``output`` has the length of the own run, and may be that run; the others' runs are left as they are.
     """
     view, item = as_bytes(inputs), inputs.element_size()
     sends = [
@@ -136,9 +136,9 @@ def reduce_scatter(
         for member in group.others
         for a, b in pieces(*bounds[member], item, group.piece_bytes)
     ]
-    yield from _own_slice(group, inputs, inputs, bounds[group.me], combine, tag, share=False)
     start, end = bounds[group.me]
     output.copy_(inputs[start:end])
+    yield from _own_slice(group, output, output, (0, end - start), combine, tag, share=False)
     yield sends
 
 
