@@ -211,7 +211,7 @@ def _not_heard(sock: socket.socket, hearing: Future[None]) -> None:
 
 
 def _set_up(sock: socket.socket) -> None:
-    """Send at once; where no network lies between, keep what is under way in the cache, and do not pace it."""
+    """Send at once; where no network lies between, do not pace, and keep what is under way in the cache."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if ip_address(sock.getpeername()[0]).is_loopback:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
