@@ -65,10 +65,11 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
         yield awaited
         following = next(piece, None)
         if following is None:
-            piece = next(fresh, None)
-            following = None if piece is None else next(piece)
-        if piece is not None and following is not None:
-            under_way.append((piece, following))
+            another = next(fresh, None)
+            if another is None:
+                continue
+            piece, following = another, next(another)
+        under_way.append((piece, following))
     yield sends
 
 

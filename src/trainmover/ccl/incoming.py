@@ -126,7 +126,8 @@ class Incoming:
         Until a receive has ended its memory may be written to, so a bet that is lost costs a copy.
         """
         try:
-            size = self.sock.recvmsg_into((self._header, due.view))[0]
+            # Encrypted sockets, which cannot do this, do not come here.
+            size = self.sock.recvmsg_into((self._header, due.view))[0]  # type: ignore[union-attr]
         except OSError:
             self._pump_in()  # which meets the same error, if it is one
             return

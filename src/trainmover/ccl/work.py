@@ -115,7 +115,7 @@ class MessageWork(TrainMoverWork):
         self._call.drive = engine.drive
 
     @property
-    def _future(self) -> Future[Any]:  # type: ignore[override]
+    def _future(self) -> Future[Any]:
         return self._receiving.ending.future()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
