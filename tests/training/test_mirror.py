@@ -11,8 +11,8 @@ from tests.ccl.worlds import LIMIT, wait_until
 from tests.training.clusters import at
 from tests.training.conftest import making, place
 from tests.training.ranks import Rank
+from tests.training.scenarios import lose_another, strike
 from tests.training.shards import FIRST, ShardCluster, Sharded
-from tests.training.test_points import end_switch, strike
 from trainmover.errors import JobError
 from trainmover.faults import STEP_POINTS, SWITCH_POINTS
 from trainmover.training.job import Step
@@ -99,17 +99,7 @@ def test_another_machine_dies_while_one_is_replaced(
             f"kill:machine={victim},step=1,at={point}",
         ),
     )
-    made.standby("s0")
-    made.standby("s1")
-    made.switch("start")
-    strike(made, "m1")
-    machines = made.prepare("failure", {"m1": "s0"})
-    if end_switch(made, machines, "failure", victim):
-        made.switch("failure", {victim: "s1"})
-    elif victim == "s0":
-        made.switch("failure", {"m1": "s1"})
-    else:
-        made.switch("failure", {"m1": "s0", "m3": "s1"})
+    lose_another(made, victim)
     assert made.outcome() == calm(4)
 
 

@@ -16,7 +16,7 @@ from tests.ccl.worlds import LIMIT, wait_until
 from tests.training.clusters import Cluster, at
 from tests.training.conftest import MakeCluster
 from tests.training.ranks import Rank
-from trainmover.events.catalogue import SwitchAdopted
+from tests.training.scenarios import end_switch, has_adopted, lose_another, strike
 from trainmover.faults import STEP_POINTS, SWITCH_POINTS
 
 STEPS = 6
@@ -24,15 +24,6 @@ TORN = ("voting", "voted", "optimizer", "stepped")
 """Points at which one, all or none of those who survive may have the outcome of the vote."""
 PASSED = [(point, 1) for point in STEP_POINTS if point != "mirror"] + [("voting", 2)]
 """Points of a step and at which passing; a rank may send its ballot once or twice."""
-
-
-def strike(cluster: Cluster, machine: str) -> None:
-    """Wait until a machine has died, and tell everybody, as the health service does."""
-    try:
-        wait_until(lambda: any(rank.dead for rank in cluster.on(machine)), f"{machine} dies")
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{cluster.describe()}") from error
-    cluster.failed(machine)
 
 
 def check(cluster: Cluster, *points: str) -> None:
@@ -72,36 +63,6 @@ def test_a_rank_dies_at_any_point_of_a_step(
         assert redone in ([], survivors), "all or nobody"
 
 
-def has_adopted(rank: Rank, epoch: int) -> bool:
-    """Whether a rank works in an epoch, and has said so."""
-    return any(event.epoch == epoch for event in rank.said(SwitchAdopted))
-
-
-def end_switch(made: Cluster, machines: list[str], kind: str, victim: str) -> bool:
-    """What the switcher does when a machine has died in a switch; returns whether it was committed.
-
-    It is if it was complete, else it is given up; a leaver's death does not end it.
-    """
-    wait_until(lambda: any(rank.dead for rank in made.on(victim)), f"{victim} dies")
-    members = [rank for machine in machines for rank in made.on(machine)]
-    epoch = made.epoch
-
-    def knows(rank: Rank) -> bool:
-        return has_adopted(rank, epoch) or rank.session.engine.broken or rank.session.engine.epoch < epoch
-
-    if victim in machines:
-        wait_until(
-            lambda: all(rank.dead or knows(rank) for rank in members), "everybody has adopted or broken"
-        )
-        if not all(has_adopted(rank, epoch) for rank in members):
-            made.abort()
-            made.failed(victim)
-            return False
-    made.failed(victim)
-    made.adopted(machines, kind)
-    return True
-
-
 @pytest.mark.parametrize("victim", ["s0", "m3"])
 @pytest.mark.parametrize("point", SWITCH_POINTS)
 def test_another_machine_dies_while_one_is_replaced(cluster: MakeCluster, point: str, victim: str) -> None:
@@ -111,17 +72,7 @@ def test_another_machine_dies_while_one_is_replaced(cluster: MakeCluster, point:
         steps=STEPS,
         faults=["kill:machine=m1,step=2,at=collective", f"kill:machine={victim},step=1,at={point}"],
     )
-    made.standby("s0")
-    made.standby("s1")
-    made.switch("start")
-    strike(made, "m1")
-    machines = made.prepare("failure", {"m1": "s0"})
-    if end_switch(made, machines, "failure", victim):
-        made.switch("failure", {victim: "s1"})
-    elif victim == "s0":
-        made.switch("failure", {"m1": "s1"})
-    else:
-        made.switch("failure", {"m1": "s0", "m3": "s1"})
+    lose_another(made, victim)
     check(made, "collective", point)
 
 
