@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tests.services.words import JOB
+from tests.services.words import JOB, adopted, committed, joined, launch, plan, ready, submitted, up
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import CancelTimer, Output, Say, SetTimer
@@ -55,3 +55,17 @@ class Bench:
         """Let a timer's time come."""
         self.now = self.timers.pop(name)
         return self.hear(say.TimerFired(service=self.core.name, name=name, due=self.now))
+
+
+def training(core: Any, spares: int = 1, **job: Any) -> Bench:
+    """A core in a job of three machines, in training on epoch 1 with recordings."""
+    bench = Bench(core)
+    bench.hear(submitted(standbys=spares, **job))
+    bench.hear(*(joined(f"m{i}") for i in range(3 + spares)))
+    launches = [launch(f"m{i}", i) for i in range(3)]
+    ups = [up(f"m{i}") for i in range(3)]
+    begun = [plan(1, ("m0", "m1", "m2"), kind="start", base=0)]
+    begun += [adopted(1, i, f"m{i}") for i in range(3)]
+    bench.hear(*launches, *ups, *begun, committed(1, ("m0", "m1", "m2"), kind="start"), *ready())
+    bench.said.clear()
+    return bench

@@ -120,3 +120,12 @@ def test_endpoints_of_a_machine_that_is_up(kit: Kit) -> None:
     roster.note(kit.failed("m0"))
     assert fleet.of(("m0", "a"), 0) is None
     assert not fleet.all_up(joiners={0: ("m0", "a")})
+
+
+def test_a_commit_of_an_older_generation_moves_no_seat(kit: Kit) -> None:
+    """A start that is committed after its generation was given up changes the epoch and nothing else."""
+    roster = Roster()
+    for event in (kit.launch("m0", 0), kit.launch("m9", 0, generation=2)):
+        roster.note(event)
+    roster.note(kit.committed(1, ("m0",), kind="start"))
+    assert (roster.epoch, roster.members, roster.settled) == (1, ("m9",), False)
