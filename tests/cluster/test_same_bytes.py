@@ -48,6 +48,7 @@ def test_a_frozen_machine_comes_back(undisturbed: Outcome, tmp_path: Path) -> No
     assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
 
 
+@pytest.mark.long(every=0)  # tests/cluster/test_data.py has more of it
 def test_two_machines_are_killed_one_after_the_other(undisturbed: Outcome, tmp_path: Path) -> None:
     """A second failure after the first changes no bit either."""
     outcome = train(tmp_path, "kill:machine=1,step=12", "kill:machine=2,step=28", standbys=2)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tests.simulator.test_disturbed_switches import setup
-from tests.simulator.test_seeds import BLOCK, whole
+from tests.simulator.test_seeds import whole
 from trainmover.events import catalogue as say
 from trainmover.services.planner import PlannerCore
 from trainmover.services.roster import Roster
@@ -20,22 +20,24 @@ from trainmover.services.standby import StandbyCore
 from trainmover.simulator import Outcome, draw, simulate, simulate_many
 from trainmover.simulator.cluster import Cluster
 
+SEEDS = 150
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", ["hold", "fail"])
 def test_jobs_whose_state_is_mirrored(policy: str) -> None:
     """The small clusters: a joiner has the mirror of the right step, or the job ends or waits with reason."""
-    setups = [draw(seed, state="mirror", on_exhausted=policy) for seed in range(BLOCK)]
+    setups = [draw(seed, state="mirror", on_exhausted=policy) for seed in range(SEEDS)]
     endings: Counter[str] = Counter()
     switches: Counter[str] = Counter()
     for outcome in simulate_many(setups, os.cpu_count() or 1):
         assert not whole(outcome), whole(outcome)
         endings[outcome.ending.partition(":")[0]] += 1
         switches.update(outcome.switches)
-    assert endings["completed"] > 0.5 * BLOCK, endings
+    assert endings["completed"] > 0.5 * SEEDS, endings
     assert endings["held" if policy == "hold" else "failed"] > 0, endings
-    assert switches["failure"] > 0.1 * BLOCK, switches
+    assert switches["failure"] > 0.1 * SEEDS, switches
 
 
 def killed(seats: Collection[int], policy: str, cores: Any = None) -> Outcome:
