@@ -32,8 +32,16 @@ SCRIPT = (
     *("--data-limit", "200000", "--steps"),
 )
 
-STEPS = {"move": "600"}
+STEPS = {"move": "600", "shrink": "400"}
 """Steps of a run; 40 unless training must go on until a spare is warm."""
+
+SCRIPTS = {
+    "mirror": (
+        *("train_gpt_3d.py", "--optimizer", "sharded", "--data-limit", "200000"),
+        *("--data-ranks", "3", "--pipe-ranks", "1", "--tensor-ranks", "1", "--steps"),
+    )
+}
+"""Scripts other than the small example, by name of the recording."""
 
 RUNS: dict[str, tuple[str, ...]] = {
     "kill": ("--standbys", "1", "--fault", "kill:machine=1,step=20"),
@@ -48,6 +56,11 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("--standbys", "3", "--checkpoint-every", "5"),
         *(word for number in range(3) for word in ("--fault", f"kill:machine={number},step=17")),
     ),
+    "shrink": (
+        *("--standbys", "1", "--on-exhausted", "shrink"),
+        *("--fault", "kill:machine=1,step=20", "--fault", "kill:machine=2,step=21"),
+    ),
+    "mirror": ("--standbys", "1", "--fault", "kill:machine=1,step=20"),
 }
 """What ``trainmover run`` is told, by name of the recording."""
 
@@ -61,7 +74,8 @@ def record(name: str) -> int:
     with tempfile.TemporaryDirectory(prefix="tm-") as made:
         folder = Path(made) / "run"
         command = [sys.executable, "-m", "trainmover.cli", "run", "--machines", "3", "--seed", "11"]
-        command += ["--run-dir", str(folder), *RUNS[name], str(ROOT / "examples" / SCRIPT[0]), *SCRIPT[1:]]
+        script, *told = SCRIPTS.get(name, SCRIPT)
+        command += ["--run-dir", str(folder), *RUNS[name], str(ROOT / "examples" / script), *told]
         command += [STEPS.get(name, "40")]
         ended = subprocess.run(
             command, cwd=made, timeout=LIMIT, check=False, capture_output=True, encoding="utf-8"

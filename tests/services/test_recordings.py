@@ -20,6 +20,8 @@ SHOWS: dict[str, type[say.Event]] = {
     "frozen": say.LeaseExpired,
     "held": say.JobFailed,
     "checkpoint": say.CheckpointLoaded,
+    "mirror": say.MirrorWhole,
+    "shrink": say.StandbyExhausted,
 }
 """The event that a recording is there for."""
 
@@ -49,7 +51,7 @@ def test_recordings_do_not_say_where_they_were_made() -> None:
         (submitted,) = (r.envelope.event for r in read_log(path) if r.envelope.type == "job.submitted")
         assert isinstance(submitted, say.JobSubmitted)
         assert (submitted.run_dir, submitted.python) == ("/run", "python")
-        assert submitted.script == "/trainmover/examples/train_gpt.py"
+        assert submitted.script.startswith("/trainmover/examples/train_gpt")
         hosts = {
             r.envelope.event.host for r in read_log(path) if isinstance(r.envelope.event, say.MachineJoined)
         }
