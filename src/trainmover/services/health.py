@@ -54,6 +54,7 @@ from trainmover.events.catalogue import (
     TrainingStarted,
 )
 from trainmover.services.core import CancelTimer, Decider, Probe, Reaction, SetTimer, incident_id, noted
+from trainmover.services.reasons import how_it_ended, script_error
 from trainmover.services.roster import Life
 from trainmover.services.tables import Table, after
 
@@ -245,14 +246,14 @@ class HealthCore(Decider):
             return
         raised = event.mode == "live" and event.code not in (None, 0) and bool(event.error.strip())
         if raised and not self.roster.started and not self._others_lost(life):
-            self.say(JobFailed(reason=_script_error(event, "before the first step was committed")))
+            self.say(JobFailed(reason=script_error(event, "before the first step was committed")))
             return
-        if not self._take(life, "rank exited", _how_it_ended(event)) or not raised:
+        if not self._take(life, "rank exited", how_it_ended(event)) or not raised:
             return
         self._script_errors += 1
         if self._script_errors >= min(SCRIPT_ERRORS, max(1, self.roster.size)):
             times = f"on {self._script_errors} machines in a row without a committed step between them"
-            self.say(JobFailed(reason=_script_error(event, times)))
+            self.say(JobFailed(reason=script_error(event, times)))
 
     def _nobody_can_go_on(self, event: RankExited) -> None:
         """A state is on no machine any more; every rank that is left ends of it, and one sentence is enough.
@@ -261,7 +262,7 @@ class HealthCore(Decider):
         """
         job = self.roster.job
         if job is not None and (job.checkpoint_every or job.resume):
-            self._take((event.machine, event.incarnation), "rank exited", _how_it_ended(event))
+            self._take((event.machine, event.incarnation), "rank exited", how_it_ended(event))
         else:
             self.say(JobFailed(reason=event.error.strip()[:MAX_TEXT]))
 
@@ -392,14 +393,3 @@ class HealthCore(Decider):
 
 def _incident(life: Life) -> str:
     return incident_id(*life)
-
-
-def _how_it_ended(event: RankExited) -> str:
-    end = f"signal {event.signal}" if event.signal is not None else f"code {event.code}"
-    text = f"{event.mode} rank process of slot {event.slot} (pid {event.pid}) ended by {end}"
-    return (f"{text}: {event.error.strip()}" if event.error.strip() else text)[:MAX_TEXT]
-
-
-def _script_error(event: RankExited, when: str) -> str:
-    head = f"the script raised {when}; last on {event.machine}, slot {event.slot}, exit code {event.code}: "
-    return (head + event.error.strip())[:MAX_TEXT]

@@ -1,15 +1,28 @@
-"""Reasons: why a seat is not filled, in words for the operator.
+"""Reasons: how a rank ended, and why a seat is not filled, in words for the operator.
 
-What lives here: pure functions from what is known of a seat to a sentence that says what happened, to
-whom, and what to do.  What never lives here: the decision.
+What lives here: pure functions from what is known of a rank or a seat to a sentence that says what happened,
+to whom, and what to do.  What never lives here: the decision.
 """
 
 from __future__ import annotations
 
-from trainmover.events.catalogue import MAX_TEXT, JobFailed, JobHeld
+from trainmover.events.catalogue import MAX_TEXT, JobFailed, JobHeld, RankExited
 from trainmover.services.replicas import why_no_pause
 from trainmover.services.roster import Roster
 from trainmover.services.warming import Warming
+
+
+def how_it_ended(event: RankExited) -> str:
+    """What ended a rank's process."""
+    end = f"signal {event.signal}" if event.signal is not None else f"code {event.code}"
+    text = f"{event.mode} rank process of slot {event.slot} (pid {event.pid}) ended by {end}"
+    return (f"{text}: {event.error.strip()}" if event.error.strip() else text)[:MAX_TEXT]
+
+
+def script_error(event: RankExited, when: str) -> str:
+    """Why a job fails whose script raises."""
+    head = f"the script raised {when}; last on {event.machine}, slot {event.slot}, exit code {event.code}: "
+    return (head + event.error.strip())[:MAX_TEXT]
 
 
 def why_unsourced(roster: Roster, seat: int) -> str:

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 
 from trainmover.errors import JobError
 from trainmover.training import plainly
-from trainmover.training.checkpoint import metadata_of
+from trainmover.training.manifest import metadata_of
 from trainmover.training.pieces import dtype_of, named, optimized
 from trainmover.training.shelf import VALUES, DamagedError, Manifest, Shelf
 from trainmover.training.state import TrackedState
