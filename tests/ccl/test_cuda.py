@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ccl.checks import numbers, same
+from tests.ccl.checks import numbers
+from tests.ccl.side_by_side import same
 from tests.ccl.test_standalone import meet, spawn
 
 SIZE = 3

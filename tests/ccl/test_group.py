@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ccl import checks
+from tests.ccl import checks, side_by_side
 
 SIZE = 3
 LIMIT = 100.0
@@ -25,7 +25,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str,
     try:
         for rank in range(SIZE):
             ours, theirs = context.Pipe()
-            process = context.Process(target=checks.run, args=(rank, SIZE, theirs, str(folder)), daemon=True)
+            process = context.Process(
+                target=side_by_side.run, args=(rank, SIZE, theirs, str(folder)), daemon=True
+            )
             process.start()
             theirs.close()
             pipes.append(ours)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ccl import api, api_beyond, checks
+from tests.ccl import api, api_beyond, checks, side_by_side
 from tests.ccl.test_standalone import meet, spawn
 from trainmover.ccl.backend import ROAD
 from trainmover.ccl.plugin import backend_road
@@ -67,7 +67,7 @@ def difference(check: api.Check, rank: int, size: int, expected: Any) -> str:
         return found
     if check.__name__ in api_beyond.BEYOND:
         found, expected = found
-    return "" if checks.same(found, expected) else f"{found!r:.700} is not {expected!r:.1400}"
+    return "" if side_by_side.same(found, expected) else f"{found!r:.700} is not {expected!r:.1400}"
 
 
 @pytest.fixture(scope="module")
