@@ -20,7 +20,7 @@ from trainmover.services.standby import StandbyCore
 from trainmover.simulator import Outcome, draw, simulate, simulate_many
 from trainmover.simulator.cluster import Cluster
 
-SEEDS = 150
+SEEDS = 80
 
 
 @pytest.mark.slow
