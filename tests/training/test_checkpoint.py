@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -191,6 +192,39 @@ def test_the_end_does_not_wait_for_the_lost(tmp_path: Path) -> None:
     assert maker.take(7, 0, 2, rank.tracked, rank.tracked.private_values(), 1)
     maker.finish(lambda: True, 30.0)
     assert rank.saved == []
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("what", ["its index", "its tensors"])
+def test_nobody_waits_for_a_rank_that_cannot_write(
+    what: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are told, and give it up at once; the next one is whole."""
+    ranks = [Solo(number, seed=number) for number in range(3)]
+    makers = [item.checkpointer(tmp_path) for item in ranks]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def take(step: int) -> None:
+        for number, maker in enumerate(makers):
+            tracked = ranks[number].tracked
+            assert maker.take(step, number, 3, tracked, tracked.private_values(), 1)
+        for maker in makers:
+            assert maker._attempt is not None
+            assert maker._attempt.over.wait(10.0), "it waits for what never comes"
+
+    with monkeypatch.context() as patch:
+        if what == "its index":
+            patch.setattr(makers[rank].shelf, "put", full)
+        else:
+            patch.setattr(makers[rank], "_write_tensors", full)
+        take(1)
+    assert [len(item.failures) for item in ranks] == [int(number == rank) for number in range(3)]
+    assert Shelf(str(tmp_path)).whole() == []
+    take(2)
+    assert ranks[0].saved == [2]
+    assert folders(tmp_path) == ["step-00000002"]
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:

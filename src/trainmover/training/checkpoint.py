@@ -16,13 +16,15 @@ absent ranks, which everybody keeps.  Their tensors are their replicas'; where r
 not known here whose, and no checkpoint is made until the seats are filled.
 
 When a machine is lost in the middle, its part never comes.  The checkpoint is given up when the next one
-is due, and whoever begins the next removes what is left of it.  A rank that still works on one when the
-next is due leaves that one out.  Nothing that goes wrong here stops training: it is said, and the last
-whole checkpoint stays what it was.
+is due, and whoever begins the next removes what is left of it.  A rank that cannot do its part says so in an
+empty file ``failed-R``, for which a full disk has room, too: the others do not wait for it.  A rank that
+still works on one when the next is due leaves that one out.  Nothing that goes wrong here stops training: it
+is said, and the last whole checkpoint stays what it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -50,6 +52,10 @@ END_SECONDS = 120.0
 """Longest wait for a checkpoint at the end of the job."""
 POLL_SECONDS, POLL_MOST = 0.01, 0.5
 """How often to look for what others write: soon at first, then ever less often."""
+
+
+FAILED = "failed-"
+"""Begins the name of the file by which a rank says that it cannot do its part."""
 
 
 class GivenUpError(Exception):
@@ -213,6 +219,7 @@ class Checkpointer:
             self._write(attempt)
         except GivenUpError as error:
             log.info("rank %d gives up the checkpoint of step %d: %s", snapshot.rank, snapshot.step, error)
+            self._tell_others(attempt)
         except Exception as error:
             if attempt.given_up.is_set():
                 return  # its folder is gone
@@ -225,8 +232,27 @@ class Checkpointer:
                     reason=f"{type(error).__name__}: {error}"[:2000],
                 )
             )
+            self._tell_others(attempt)
         finally:
             attempt.over.set()
+
+    def _tell_others(self, attempt: Attempt) -> None:
+        """This checkpoint comes to nothing; nobody needs to wait for it."""
+        shot = attempt.snapshot
+        if not attempt.given_up.is_set():
+            with contextlib.suppress(Exception):  # where that fails too, the others wait as for a lost rank
+                self.shelf.files.touch(f"{self.shelf.part(shot.step, self.generation)}/{FAILED}{shot.rank}")
+
+    def _names(self, folder: str) -> set[str]:
+        """What is in the folder.
+
+        Raises:
+            GivenUpError: somebody cannot do his part.
+        """
+        names = self.shelf.names(folder)
+        if failed := sorted(name.removeprefix(FAILED) for name in names if name.startswith(FAILED)):
+            raise GivenUpError(f"rank {failed[0]} could not do its part")
+        return names
 
     def _write(self, attempt: Attempt) -> None:
         shot, shelf = attempt.snapshot, self.shelf
@@ -249,8 +275,12 @@ class Checkpointer:
 
     def _take_part(self, attempt: Attempt, folder: str) -> None:
         rank = attempt.snapshot.rank
-        plan = attempt.wait_for(lambda: self.shelf.get(f"{folder}/plan-{rank}"), "the first rank's plan")
-        keys = msgpack.unpackb(plan)
+        name = f"plan-{rank}"
+
+        def look() -> bytes | None:
+            return self.shelf.get(f"{folder}/{name}") if name in self._names(folder) else None
+
+        keys = msgpack.unpackb(attempt.wait_for(look, "the first rank's plan"))
         if not keys:
             return
         tensors = {piece.name: tensor for piece, tensor in attempt.snapshot.held}
@@ -323,7 +353,7 @@ class Checkpointer:
         missing = set(ranks)
 
         def look() -> dict[int, Any] | None:
-            names = self.shelf.names(folder)
+            names = self._names(folder)
             for rank in sorted(missing):
                 name = f"{kind}-{rank}"
                 data = self.shelf.get(f"{folder}/{name}") if name in names else None
