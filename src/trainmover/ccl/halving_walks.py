@@ -5,7 +5,7 @@ counterpart: each keeps one half, so the work and the bytes halve from round to 
 the bracketing's own.  On the way back the same counterparts give each other what they have finished.  As
 many bytes as slice by slice, in ``2 log2(size)`` messages instead of ``2 (size - 1)``.
 
-A tensor goes piece by piece, each all the way up and back, with a few pieces under way at a time: what has
+A tensor goes piece by piece, each all the way up and back, with two pieces under way at a time: what has
 been received is added and sent on while the processor's cache still has it.  Members take up their pieces in
 turns, one round of each after the other, so that frames come in the order in which they are waited for.
 """
@@ -29,7 +29,7 @@ from trainmover.topology.bracket import Bracket
 PIECE_BYTES = 1024 * 1024
 """What two members sum up at a time; more of them four times as much, since they cut it more often."""
 
-PIECES = 3
+PIECES = 2
 """How many pieces are under way at a time: one is combined while others travel."""
 
 ALIGNED = 16
