@@ -151,16 +151,31 @@ def until(what: str, condition: Callable[[], object], limit: float) -> None:
 
 
 def status(run: Path) -> dict:
-    """What ``trainmover status --json`` says; empty while it says nothing."""
+    """What ``trainmover status --json`` says; only ``said``, its words, while there is nothing to show."""
     command = ["trainmover", "status", "--json", "--bus", str(run / "credentials" / "operator")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return json.loads(done.stdout) if done.returncode == 0 else {}
+    return json.loads(done.stdout) if done.returncode == 0 else {"said": done.stderr.strip()[-500:]}
 
 
-def steps_and_spare(run: Path) -> bool:
-    """Training goes on, and a standby is parked."""
-    seen = status(run)
-    return bool(seen) and (seen["step"] or 0) > 5 and any(machine["parked"] for machine in seen["machines"])
+def wait_for_a_spare(run: Path, limit: float) -> None:
+    """Wait until training goes on, and a standby is parked.
+
+    Raises:
+        Failed: not within ``limit`` seconds, or the job ended before; says what was seen last.
+    """
+    what, seen, known = "it trains, and a standby is parked", {}, {}
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        seen = status(run)
+        known = known if "said" in seen else seen
+        if (known.get("step") or 0) > 5 and any(machine["parked"] for machine in known["machines"]):
+            return
+        if known.get("phase") in ("completed", "failed") or (run / "report.json").exists():
+            raise Failed(f"the job has ended before: {what}\n{json.dumps(known, indent=1)[:6000]}")
+        time.sleep(0.5)
+    raise Failed(
+        f"not within {limit:g} s: {what}\n{seen.get('said', '')}\n{json.dumps(known, indent=1)[:6000]}"
+    )
 
 
 def report(folder: Path, slurm: Slurm, *, kill: bool) -> dict:
@@ -178,7 +193,7 @@ def report(folder: Path, slurm: Slurm, *, kill: bool) -> dict:
         BUS_PORT=str(free_port()),
     )
     if kill:
-        until("it trains, and a standby is parked", lambda: steps_and_spare(run), 180)
+        wait_for_a_spare(run, 180)
         victim = next(machine for machine in status(run)["machines"] if machine["position"] == 1)
         name = victim["name"]
         found = subprocess.run(
