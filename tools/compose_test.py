@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--no-build", action="store_true", help="with the images that are there")
     parser.add_argument(
-        "--no-calm", metavar="DIGEST", help="compare with this digest instead of a run of our own"
+        "--no-calm", metavar="DIGEST", help="compare with this digest only, instead of a run of our own"
     )
     args = parser.parse_args()
     cluster = Cluster(QUICK.format(steps=args.steps))
@@ -327,12 +327,11 @@ def main() -> None:
         cluster.prepare()
         cluster.build()
     try:
-        calm = args.no_calm
-        if calm is None:
+        calm: dict[str, Any] = {"digest": args.no_calm, "steps": args.steps}
+        if args.no_calm is None:
             up(cluster)
-            report = outcome(cluster, 600)
-            calm = report["digest"]
-            say(f"undisturbed: {report['steps']} steps, digest {calm}")
+            calm = outcome(cluster, 600)
+            say(f"undisturbed: {calm['steps']} steps, digest {calm['digest']}")
             down(cluster)
         up(cluster)
         until(
@@ -362,8 +361,11 @@ def main() -> None:
         )
         report = outcome(cluster, 600)
         say(f"disturbed: {report['steps']} steps, digest {report['digest']}")
-        if report["digest"] != calm:
-            raise Failed(f"the digests differ: {calm} undisturbed, {report['digest']} disturbed")
+        for name in ("steps", "digest", "losses"):
+            if name in calm and report[name] != calm[name]:
+                raise Failed(f"{name} differ: {calm[name]} undisturbed, {report[name]} disturbed")
+        if report["steps"] != args.steps:
+            raise Failed(f"{report['steps']} steps were made where {args.steps} were asked for")
         down(cluster, killed)
     except BaseException:
         logs = cluster("logs", "--no-color", "--tail=40", check=False)

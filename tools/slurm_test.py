@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = 3
-STEPS = 300
+STEPS = 600
 TRAIN = ("examples/train_gpt.py", "--steps", str(STEPS), "--layers", "2", "--width", "128")
 
 CONFIG = """\
