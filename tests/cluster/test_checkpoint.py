@@ -137,6 +137,7 @@ def test_pipelines_with_a_sharded_optimizer_go_on(tmp_path: Path) -> None:
     assert outcome.losses == {step: straight.losses[step] for step in range(6, 12)}
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.long(every=0)
 def test_a_run_goes_on_with_fewer_machines(tmp_path: Path) -> None:
     """Two machines go on from what three had: with the same model, and in the same bytes whatever happens."""
