@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.futures import Future
 
-from trainmover.ccl import algorithms
 from trainmover.ccl.communicator import Call, Communicator, GroupInfo
 from trainmover.ccl.engine import Steps, Walk
 from trainmover.ccl.tags import MESSAGE
@@ -188,18 +187,7 @@ def carry_out(communicator: Communicator, name: str, call: Call) -> Future[Any] 
     info, engine = communicator.groups[name], communicator.engine
     if not communicator.takes_short_ways or engine.broken or len(info.ranks) == 1:
         return False
-    info.calls += 1
-    call.number = info.calls
-    info.sends_to.update(algorithms.on_demand(call.name, len(info.ranks), call.peer))
-    group, ending = communicator.view(name, info.ranks), Ending(communicator, info, call)
-    walk = Walk(
-        lambda: f"{call.name} ({call.detail}) of group {name!r}",
-        lambda: call.walk(group, call.tag),
-        ending.well,
-        ending.badly,
-        call.limit or info.limit or communicator.limit,
-        call.tag,
-    )
-    call.drive = engine.drive
-    engine.carry_out(info.wire, walk)
+    communicator.begin(info, call)
+    ending = Ending(communicator, info, call)
+    engine.carry_out(info.wire, communicator.walk_of(info, call, ending.well, ending.badly, call.tag))
     return True if ending.ended else ending.future()

@@ -342,9 +342,7 @@ class Communicator:
         other = call.source if call.peer is None else call.peer
         if self.vacant and call.name == MESSAGE and other is not None:
             self.check_there(info.ranks[other], f"a message of group {name!r}")
-        info.calls += 1
-        call.number = info.calls
-        info.sends_to.update(algorithms.on_demand(call.name, len(info.ranks), call.peer))
+        self.begin(info, call)
         # The future of a call on an accelerator notes where its streams are when it is completed.
         future: Future[Any] = Future() if call.device is None else Future(devices=[call.device])
         if self.player is not None or self.tap is not None:
@@ -360,18 +358,41 @@ class Communicator:
             self._alone(info, call)
             self._finish(info, call, future)
         else:
-            group = self.view(name, info.ranks)
-            walk = Walk(
-                lambda: f"{call.name} ({call.detail}) of group {name!r}",
-                lambda: call.walk(group, call.tag),
+            walk = self.walk_of(
+                info,
+                call,
                 lambda result: self._finish(info, call, future, result),
                 lambda reason: self._unanswered(info, call, future, reason),
-                call.limit or info.limit or self.limit,
                 0 if key or call.name == MESSAGE else call.tag,
             )
-            call.drive = self.engine.drive
             self.engine.submit(key or info.wire, walk, call.begins)
         return future
+
+    def begin(self, info: GroupInfo, call: Call) -> None:
+        """A call gets its number, and what it sends to counts as wanted from now on."""
+        info.calls += 1
+        call.number = info.calls
+        info.sends_to.update(algorithms.on_demand(call.name, len(info.ranks), call.peer))
+
+    def walk_of(
+        self,
+        info: GroupInfo,
+        call: Call,
+        done: Callable[[Any], None],
+        abort: Callable[[str], None],
+        tag: int,
+    ) -> Walk:
+        """The walk of a call that has begun, in the group as it is now; see :class:`Walk`."""
+        group = self.view(info.name, info.ranks)
+        call.drive = self.engine.drive
+        return Walk(
+            lambda: f"{call.name} ({call.detail}) of group {info.name!r}",
+            lambda: call.walk(group, call.tag),
+            done,
+            abort,
+            call.limit or info.limit or self.limit,
+            tag,
+        )
 
     def _alone(self, info: GroupInfo, call: Call) -> None:
         for _ in call.walk(self.view(info.name, info.ranks), call.tag):

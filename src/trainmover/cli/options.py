@@ -1,6 +1,6 @@
 """What a job is, as options: the same words and limits in every command that describes one.
 
-What lives here: the options that ``run``, ``demo``, ``submit`` and ``chaos`` share, and reading their values.
+What lives here: the options that ``run``, ``demo`` and ``submit`` share, and reading their values.
 """
 
 from __future__ import annotations
