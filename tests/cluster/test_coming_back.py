@@ -7,21 +7,17 @@ test_same_bytes.py.)
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_shrinking import join
-from tests.cluster.training import Outcome, Running, train
+from tests.cluster.rounds import played
+from tests.cluster.training import Outcome, Running, join, train
 from trainmover.chaos import network
-from trainmover.chaos.judge import MARK, Truth, Verdict, judge
+from trainmover.chaos.judge import Truth, Verdict
 from trainmover.chaos.plan import Plan, Trouble
-from trainmover.chaos.round import Order, Result
+from trainmover.chaos.round import Order
 from trainmover.events import catalogue as say
 from trainmover.events.log import read_log
 from trainmover.faults import parse_faults
@@ -33,29 +29,17 @@ STEPS, FINAL = 200, 190
 networked = pytest.mark.skipif(bool(why := network.why_not()), reason=why or "possible")
 
 
-def played(folder: Path, *troubles: Trouble, truth: Truth | None = None) -> Verdict:
+def run_of(folder: Path, *troubles: Trouble, truth: Truth | None = None) -> Verdict:
     """A run on three machines with networks of their own, and a standby; its last steps are slow."""
-    (folder / "tmp").mkdir(parents=True)
     plan = Plan(0, parse_faults([f"slow:machine=0,step={FINAL},factor=5"]), troubles)
     script = ("--steps", str(STEPS), "--step-seconds", "0.1")
-    order = Order(str(folder), str(TINY), script, 3, 1, 1, 7, plan, networks=True)
-    mark = secrets.token_hex(8)
-    done = subprocess.run(
-        [sys.executable, "-m", "trainmover.chaos.round", str(order.write())],
-        env={**os.environ, "TMPDIR": str(folder / "tmp"), MARK: mark},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert order.result.is_file(), done.stderr
-    return judge(order, Result(**json.loads(order.result.read_text("utf-8"))), truth, mark)
+    return played(Order(str(folder), str(TINY), script, 3, 1, 1, 7, plan, networks=True), truth, 200)
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Truth:
     """What the run comes to that nothing happens to."""
-    verdict = played(tmp_path_factory.mktemp("calm"))
+    verdict = run_of(tmp_path_factory.mktemp("calm"))
     assert verdict.complaints == ()
     return verdict.truth
 
@@ -83,7 +67,7 @@ def check(folder: Path, machine: str) -> None:
 def test_a_machine_whose_cable_was_pulled(calm: Truth, tmp_path: Path) -> None:
     """It is replaced; when the cable is back it hears that it is out, ends its ranks and joins the pool."""
     cut = Trouble("cut", "m1", 5.0, "standby.parked")
-    verdict = played(tmp_path, cut, truth=calm)
+    verdict = run_of(tmp_path, cut, truth=calm)
     assert verdict.complaints == ()
     assert verdict.faults[-1] == str(cut)
     assert verdict.incidents == ("failure of m1",)
@@ -97,7 +81,7 @@ def test_a_machine_whose_cable_was_pulled(calm: Truth, tmp_path: Path) -> None:
 def test_two_machines_that_did_not_reach_each_other(calm: Truth, tmp_path: Path) -> None:
     """Both reach the bus and everybody else: training waits, and goes on when they do."""
     part = Trouble("part", "m0+m1", 5.0, "standby.parked")
-    verdict = played(tmp_path, part, truth=calm)
+    verdict = run_of(tmp_path, part, truth=calm)
     assert verdict.complaints == ()
     assert verdict.faults[-1] == str(part)
 

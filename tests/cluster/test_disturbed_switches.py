@@ -7,18 +7,13 @@ without torch.
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from trainmover.chaos.judge import MARK, judge
+from tests.cluster.rounds import played
 from trainmover.chaos.plan import Plan, Trouble, TroubleKind
-from trainmover.chaos.round import Order, Result
+from trainmover.chaos.round import Order
 from trainmover.faults import FaultSpec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -57,21 +52,10 @@ def test_a_phase_is_disturbed(
         faults=(FaultSpec.parse(f"{kind}:machine=1,step=25"),),
         troubles=(Trouble(trouble, target, seconds, moment, nth),),
     )
-    (tmp_path / "tmp").mkdir()
     order = Order(
         str(tmp_path), str(FAKE), ("--steps", str(STEPS), "--step-seconds", "0.05"), 3, 1, 1, 7, plan
     )
-    mark = secrets.token_hex(8)
-    done = subprocess.run(
-        [sys.executable, "-m", "trainmover.chaos.round", str(order.write())],
-        env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), MARK: mark},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert order.result.is_file(), done.stderr
-    verdict = judge(order, Result(**json.loads(order.result.read_text("utf-8"))), None, mark)
+    verdict = played(order, None, 120)
     assert verdict.complaints == ()
     assert verdict.truth.losses == tuple(4.0 / (1 + step) for step in range(STEPS))
     assert verdict.incidents == (f"{'failure' if kind == 'kill' else 'move'} of m1",)

@@ -7,7 +7,6 @@ Whatever such a run did, its log replays without a difference.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.training import Outcome, Running, Script, train
+from tests.cluster.training import Outcome, Running, Script, join, train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -53,15 +52,6 @@ def replay(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 differences" in done.stdout
-
-
-def join(running: Running, name: str, slots: int = 1) -> subprocess.Popen[bytes]:
-    """One more machine joins the run."""
-    command = [sys.executable, "-m", "trainmover.cli", "machine", "--name", name, "--slots", str(slots)]
-    temporary = str(running.output.parent)
-    environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
-    with (running.output.parent / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=temporary)
 
 
 def test_two_machines_and_then_one_end_in_the_same_bytes(tmp_path: Path) -> None:

@@ -127,3 +127,12 @@ def end(driver: subprocess.Popen[bytes]) -> None:
         driver.wait()
     for process in psutil.wait_procs(family, timeout=5)[1]:
         process.kill()
+
+
+def join(running: Running, name: str, slots: int = 1) -> subprocess.Popen[bytes]:
+    """One more machine joins the run."""
+    command = [sys.executable, "-m", "trainmover.cli", "machine", "--name", name, "--slots", str(slots)]
+    temporary = str(running.output.parent)
+    environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
+    with (running.output.parent / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=temporary)
