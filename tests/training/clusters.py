@@ -41,6 +41,7 @@ class Cluster:
     trainee: type[Trainee] = Trainee
     record = False
     warmup_steps = 1
+    checkpoint_every = 0
 
     def __init__(
         self,

@@ -141,6 +141,8 @@ class Rank:
             faults=tuple(spec for spec in cluster.faults if spec.machine == machine),
             role=role,
             park=park,
+            checkpoint_every=cluster.checkpoint_every,
+            checkpoints=str(folder / "checkpoints") if cluster.checkpoint_every else "",
         )
         self.session = Session(env, LIMIT)
         self.line, _ = server.accept()
@@ -152,7 +154,7 @@ class Rank:
         self.course = LiveCourse(self.session, self.trainee.tracked, player)
         self.boundary = Doomed(self.session, self.trainee.tracked)
         self.boundary.die = self._die
-        self.course._boundary = self.boundary
+        self.course._boundary = self.course._keeper._boundary = self.boundary
         self.session.points.carry_out = self._struck
         self.trainee.groups(self.session.communicator)
         self.threads = [

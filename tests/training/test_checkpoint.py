@@ -162,8 +162,8 @@ def test_another_script_is_refused(tmp_path: Path) -> None:
         everybody([other], tmp_path)
 
 
-def test_a_lost_rank_costs_one_checkpoint(tmp_path: Path) -> None:
-    """When a part never comes, the next one that is due takes its place and clears it away."""
+def test_a_part_that_never_comes_costs_one_checkpoint(tmp_path: Path) -> None:
+    """The next one that is due takes its place and clears it away."""
     ranks = [Solo(rank) for rank in range(3)]
     makers = [rank.checkpointer(tmp_path) for rank in ranks]
 

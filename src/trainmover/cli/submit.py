@@ -48,6 +48,7 @@ from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.events.log import Record, read_stream, write_log
 from trainmover.events.nats_bus import NatsBus
+from trainmover.machine.runconfig import check_job
 from trainmover.machine.rundir import RunDir
 
 START_SECONDS = 30.0
@@ -114,6 +115,7 @@ def submit(
         resume=resume,
         state=state.value,
     )
+    check_job(description)
     print(asyncio.run(_submit(access.bus, access.job, description)))
 
 

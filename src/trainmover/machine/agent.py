@@ -47,6 +47,8 @@ from trainmover.machine.vitals import GpuVitals, ProcessVitals
 from trainmover.machine.warmups import WarmUps
 
 RELEASE_PATIENCE: Final = 5.0
+LEAVE_PATIENCE: Final = 25.0
+"""How long ranks that are released may still write their part of a checkpoint."""
 FINISH_PATIENCE: Final = 300.0
 """How long ranks may take to end by themselves once the job is completed."""
 GOODBYE_SECONDS: Final = 15.0
@@ -253,6 +255,8 @@ class Agent:
             return None
         self._paused = event.kind == "shrink"
         log.info("released: epoch %d goes on without this machine", event.epoch)
+        if self._job is not None and self._job.checkpoint_every:
+            await self._ranks.settle(LEAVE_PATIENCE)  # they may still write their part of a checkpoint
         await self._ranks.end(RELEASE_PATIENCE)
         return "released"
 

@@ -12,6 +12,16 @@ from trainmover.events.catalogue import JobSubmitted
 from trainmover.faults import FaultSpec
 
 
+def check_job(job: JobSubmitted) -> None:
+    """Refuse a job that cannot be what was asked for, whichever command asks.
+
+    Raises:
+        ConfigError: says which part, and what would be right.
+    """
+    if job.state == "checkpoint" and not job.checkpoint_every:
+        raise ConfigError("--state checkpoint needs --checkpoint-every: there would be nothing to go back to")
+
+
 @dataclass(frozen=True, slots=True)
 class RunConfig:
     """What the user asked for; see ``trainmover run --help``."""
@@ -72,10 +82,7 @@ class RunConfig:
         if not self.script.is_file():
             raise ConfigError(f"the script {self.script} does not exist")
         self._check_checkpoints()
-        if self.state == "checkpoint" and not self.checkpoint_every:
-            raise ConfigError(
-                "--state checkpoint needs --checkpoint-every: there would be nothing to go back to"
-            )
+        check_job(self.description(Path()))
         names = {f"m{number}" for number in range(self.machines + self.standbys)}
         for spec in self.faults:
             if spec.machine not in names and not spec.machine.startswith("m"):

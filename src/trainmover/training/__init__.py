@@ -4,8 +4,8 @@
 other ranks (rules in :mod:`agreement`, state in :mod:`state`, copies in :mod:`handover` and
 :mod:`transfer`); :mod:`session` and :mod:`control` connect it to its machine.  :mod:`describe` says what
 a rank is; :mod:`shadow` warms up a standby, which takes its place by :mod:`places` and
-:mod:`promotion`.  :mod:`resume` makes checkpoints (:mod:`checkpoint`, of :mod:`pieces`, on the
-:mod:`shelf`) and goes on from them (:mod:`restore`); :mod:`data` is for scripts.
+:mod:`promotion`.  :mod:`resume` makes checkpoints (:mod:`checkpoint`, in :mod:`attempt`, of :mod:`pieces`,
+on the :mod:`shelf`) and goes on from them (:mod:`restore`); :mod:`data` is for scripts.
 """
 
 from trainmover.training.data import DataStream

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 KEY = "boundary"
 MAX_METRICS = 16
 DIGEST_BYTES = 32
+LOSING = ("failure", "shrink")
+"""Kinds of switches in which a machine is gone that did not leave in good order."""
 BOUNDARY_SECONDS = 3600.0
 """Limit of one vote or meeting: the slowest rank's step, at most."""
 
@@ -99,6 +101,7 @@ class Boundary:
         committed: number of steps committed.
         history: False until this rank has committed state, as a joiner has none.
         mine: own private values as of ``committed``.
+        lost: ranks whose machines were lost, or paused, in the switches since somebody last asked.
     """
 
     handover = Handover
@@ -110,6 +113,7 @@ class Boundary:
         self.committed = 0
         self.history = False
         self.mine = b""
+        self.lost: set[int] = set()
         self._pending = -1
         self._switch_to = 0
         self._resolution: Resolution | None = None
@@ -270,6 +274,11 @@ class Boundary:
 
     # -- settling ------------------------------------------------------------------------------
 
+    @property
+    def changing(self) -> bool:
+        """There is something to settle before the next iteration: the membership changes here."""
+        return bool(self._resolution or self._switch_to or self._engine.broken)
+
     @_telling
     def settle(self, *, joining: bool = False) -> Settled | None:
         """Between two iterations: carry out what was agreed. None when nothing had changed.
@@ -277,7 +286,7 @@ class Boundary:
         Args:
             joining: this rank comes from the sandbox and enters its first epoch.
         """
-        if not (joining or self._resolution or self._switch_to or self._engine.broken):
+        if not (joining or self.changing):
             return None
         began = clock.now()
         self.session.communicator.close_gate()
@@ -309,6 +318,8 @@ class Boundary:
         joiner = self.session.rank in resolution.joiners
         received = sent = 0
         source = ""
+        if order.event.kind in LOSING:
+            self.lost |= {*resolution.joiners, *self.session.communicator.absent}
         self.mirrors.placed(order)
         if resolution.joiners:
             if joiner:

@@ -15,11 +15,13 @@ Where seats are vacant the first rank that is there does what rank 0 does, and a
 absent ranks, which everybody keeps.  Their tensors are their replicas'; where ranks have different ones it is
 not known here whose, and no checkpoint is made until the seats are filled.
 
-When a machine is lost in the middle, its part never comes.  The checkpoint is given up when the next one
-is due, and whoever begins the next removes what is left of it.  A rank that cannot do its part says so in an
-empty file ``failed-R``, for which a full disk has room, too: the others do not wait for it.  A rank that
-still works on one when the next is due leaves that one out.  Nothing that goes wrong here stops training: it
-is said, and the last whole checkpoint stays what it was.
+When a machine is lost in the middle, its part never comes.  The others hear of it from the switch
+(:meth:`Checkpointer.lost`): what it had not written they do not wait for, and the first of them says that
+there will be no such checkpoint.  A rank that cannot do its part (a full disk, or it still works on the one
+before) says so in an empty file ``failed-R``, for which a full disk has room, too.  Whoever begins the next
+one removes what is left.  Where a switch meets a step that has a checkpoint, all ranks of the new epoch make
+it, in a folder of their own, whatever had become of it in the epoch before (``resume``).  Nothing that goes
+wrong here stops training: it is said, and the last whole checkpoint stays what it was.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 import torch
 
 from trainmover.events.catalogue import CheckpointFailed, CheckpointSaved, Event
+from trainmover.training.attempt import Attempt, GivenUpError, LostError, Snapshot
 from trainmover.training.manifest import file_of, metadata_of, table_of, values_of
 from trainmover.training.pieces import Piece, merge, pieces
 from trainmover.training.shelf import METADATA, VALUES, Shelf
@@ -46,75 +49,12 @@ from trainmover.training.state import TrackedState, tensor_bytes
 
 log = logging.getLogger(__name__)
 
-GIVE_UP_SECONDS = 600.0
-"""Longest wait for the others' parts of a checkpoint."""
 END_SECONDS = 120.0
 """Longest wait for a checkpoint at the end of the job."""
-POLL_SECONDS, POLL_MOST = 0.01, 0.5
-"""How often to look for what others write: soon at first, then ever less often."""
-
-
-FAILED = "failed-"
-"""Begins the name of the file by which a rank says that it cannot do its part."""
-
-
-class GivenUpError(Exception):
-    """This checkpoint will not be finished."""
-
-
-@dataclass
-class Snapshot:
-    """What one rank has at one boundary, in host memory.
-
-    Attributes:
-        step: committed steps.
-        held: the pieces with copies of their contents.
-        copying: seconds that training waited for the copy.
-    """
-
-    step: int
-    rank: int
-    world_size: int
-    held: list[tuple[Piece, torch.Tensor]]
-    shared: bytes
-    private: bytes
-    copying: float
-    absent: Mapping[int, bytes] = field(default_factory=dict)
-    """Private values of ranks that are not there."""
-
-    @property
-    def present(self) -> list[int]:
-        """Ranks that are there."""
-        return [rank for rank in range(self.world_size) if rank not in self.absent]
-
-
-class Attempt:
-    """One checkpoint in the making, at one rank."""
-
-    def __init__(self, snapshot: Snapshot, epoch: int) -> None:
-        self.snapshot = snapshot
-        self.epoch = epoch
-        self.began = time.monotonic()
-        self.waiting = False
-        self.given_up = threading.Event()
-        self.over = threading.Event()
-
-    def wait_for(self, found: Callable[[], Any], what: str) -> Any:
-        """Wait until ``found`` returns something.
-
-        Raises:
-            GivenUpError: the next checkpoint is due, or it takes too long.
-        """
-        pause, self.waiting = POLL_SECONDS, True
-        until = time.monotonic() + GIVE_UP_SECONDS
-        while (result := found()) is None:
-            if time.monotonic() > until:
-                raise GivenUpError(f"{what} did not come within {GIVE_UP_SECONDS:g} s")
-            if self.given_up.wait(pause):
-                raise GivenUpError(f"{what} did not come before the next one was due")
-            pause = min(POLL_MOST, pause * 1.5)
-        self.waiting = False
-        return result
+LEAVE_SECONDS = 20.0
+"""Longest wait for the own part of one where the machine is to leave the job."""
+FAILED, LOST = "failed-", "lost-"
+"""Begin the names of the files by which a rank says that it cannot do its part, or that another's is lost."""
 
 
 class Checkpointer:
@@ -181,6 +121,7 @@ class Checkpointer:
                     "rank %d still writes the checkpoint of step %d; that of step %d is left out",
                     *(rank, before.snapshot.step, step),
                 )
+                self._beside(self._mark, step, epoch, f"{FAILED}{rank}")
                 return False
             before.given_up.set()
             self._buffers = {}  # the thread may still read them
@@ -190,9 +131,7 @@ class Checkpointer:
         copying = time.monotonic() - began
         snapshot = Snapshot(step, rank, world_size, held, shared, private, copying, absent or {})
         self._attempt = Attempt(snapshot, epoch)
-        threading.Thread(
-            target=self._make, args=(self._attempt,), name=f"trainmover-checkpoint-{step}", daemon=True
-        ).start()
+        self._beside(self._make, self._attempt)
         return True
 
     def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -202,6 +141,31 @@ class Checkpointer:
             kept = self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         with torch.no_grad():
             return kept.copy_(tensor)
+
+    def lost(self, machines: Mapping[int, str]) -> None:
+        """Ranks have left the job without a word: nobody waits for their parts of the last one.
+
+        The first rank that took part in it and is still there says so, where it does not become whole.
+
+        Args:
+            machines: by rank, the machine that it was on.
+        """
+        attempt = self._attempt
+        if attempt is None or attempt.outcome == "failed":
+            return
+        shot = attempt.snapshot
+        gone = {rank: machine for rank, machine in machines.items() if rank in shot.present}
+        attempt.lost = {**attempt.lost, **gone}
+        if gone and shot.rank == next(rank for rank in shot.present if rank not in attempt.lost):
+            self._beside(self._say_lost, attempt, gone)
+
+    def leave(self, limit: float = LEAVE_SECONDS) -> None:
+        """Before the machine leaves the job: let the own part of the last one be written."""
+        attempt = self._attempt
+        if attempt is not None and not attempt.over.wait(limit):
+            self._say_failed(attempt, f"its machine leaves, and did not wait longer than {limit:g} s")
+            self._mark(attempt.snapshot.step, attempt.epoch, f"{FAILED}{attempt.snapshot.rank}")
+            attempt.given_up.set()
 
     def finish(self, broken: Callable[[], bool], limit: float = END_SECONDS) -> None:
         """Wait until the last one is written, at the end; not for machines that are lost."""
@@ -213,53 +177,79 @@ class Checkpointer:
 
     # -- the work (thread) ---------------------------------------------------------------------
 
+    def _beside(self, work: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=work, args=arguments, name="trainmover-checkpoint", daemon=True).start()
+
     def _make(self, attempt: Attempt) -> None:
-        snapshot = attempt.snapshot
+        shot = attempt.snapshot
+        mark = ""
         try:
             self._write(attempt)
+            attempt.outcome = "done"
         except GivenUpError as error:
-            log.info("rank %d gives up the checkpoint of step %d: %s", snapshot.rank, snapshot.step, error)
-            self._tell_others(attempt)
+            log.info("rank %d gives up the checkpoint of step %d: %s", shot.rank, shot.step, error)
+            attempt.outcome = error.outcome
+            mark = LOST if error.outcome == "lost" else FAILED
         except Exception as error:
-            if attempt.given_up.is_set():
-                return  # its folder is gone
-            log.exception("rank %d cannot write the checkpoint of step %d", snapshot.rank, snapshot.step)
-            self._say(
-                CheckpointFailed(
-                    machine=self.machine,
-                    rank=snapshot.rank,
-                    step=snapshot.step,
-                    reason=f"{type(error).__name__}: {error}"[:2000],
-                )
-            )
-            self._tell_others(attempt)
+            attempt.outcome = "failed"
+            if not attempt.given_up.is_set():  # else its folder is gone
+                log.exception("rank %d cannot write the checkpoint of step %d", shot.rank, shot.step)
+                self._say_failed(attempt, f"{type(error).__name__}: {error}")
+                mark = FAILED
         finally:
+            if mark and not attempt.given_up.is_set():
+                self._mark(shot.step, attempt.epoch, f"{mark}{shot.rank}")
             attempt.over.set()
 
-    def _tell_others(self, attempt: Attempt) -> None:
-        """This checkpoint comes to nothing; nobody needs to wait for it."""
-        shot = attempt.snapshot
-        if not attempt.given_up.is_set():
-            with contextlib.suppress(Exception):  # where that fails too, the others wait as for a lost rank
-                self.shelf.files.touch(f"{self.shelf.part(shot.step, self.generation)}/{FAILED}{shot.rank}")
+    def _mark(self, step: int, epoch: int, name: str) -> None:
+        """Tell the others that this checkpoint comes to nothing, and nobody needs to wait for it."""
+        folder = self.shelf.part(step, self.generation, epoch)
+        with contextlib.suppress(
+            Exception
+        ):  # where that fails too, the others wait until the next one is due
+            self.shelf.begin(folder)
+            self.shelf.files.touch(f"{folder}/{name}")
 
-    def _names(self, folder: str) -> set[str]:
-        """What is in the folder.
+    def _say_failed(self, attempt: Attempt, reason: str) -> None:
+        shot = attempt.snapshot
+        self._say(
+            CheckpointFailed(machine=self.machine, rank=shot.rank, step=shot.step, reason=reason[:2000])
+        )
+
+    def _say_lost(self, attempt: Attempt, gone: Mapping[int, str]) -> None:
+        """Say whose loss has cost this checkpoint, unless all that was needed of them is there."""
+        attempt.over.wait(END_SECONDS)
+        with contextlib.suppress(OSError):
+            if attempt.outcome == "failed" or self.shelf.of_step(attempt.snapshot.step) is not None:
+                return
+        ranks = ", ".join(f"rank {rank} ({machine})" for rank, machine in sorted(gone.items()))
+        self._say_failed(attempt, f"lost before it was whole: {ranks}")
+
+    def _names(self, folder: str, rank: int) -> set[str]:
+        """What is in the folder, while this rank waits for something there.
 
         Raises:
-            GivenUpError: somebody cannot do his part.
+            LostError: somebody's part is lost.
+            GivenUpError: somebody cannot do his part, or had said so and the folder was removed since.
         """
         names = self.shelf.names(folder)
-        if failed := sorted(name.removeprefix(FAILED) for name in names if name.startswith(FAILED)):
-            raise GivenUpError(f"rank {failed[0]} could not do its part")
+        if f"index-{rank}" not in names:
+            raise GivenUpError("others have given it up, and begun the next one")
+        for mark, error, what in (
+            (FAILED, GivenUpError, "could not do its part"),
+            (LOST, LostError, "misses the part of a rank that was lost"),
+        ):
+            if ranks := sorted(name.removeprefix(mark) for name in names if name.startswith(mark)):
+                raise error(f"rank {ranks[0]} {what}")
         return names
 
     def _write(self, attempt: Attempt) -> None:
         shot, shelf = attempt.snapshot, self.shelf
         leads = shot.rank == shot.present[0]
+        folder = shelf.part(shot.step, self.generation, attempt.epoch)
         if leads:
-            shelf.clear_parts(shot.step, but=shelf.part(shot.step, self.generation))
-        folder = shelf.begin(shot.step, self.generation)
+            shelf.clear_parts(shot.step, but=folder)
+        shelf.begin(folder)
         known = [
             replace(piece, digest=hashlib.sha256(tensor_bytes(tensor)).hexdigest())
             for piece, tensor in shot.held
@@ -274,13 +264,13 @@ class Checkpointer:
             self._take_part(attempt, folder)
 
     def _take_part(self, attempt: Attempt, folder: str) -> None:
-        rank = attempt.snapshot.rank
+        rank, first = attempt.snapshot.rank, attempt.snapshot.present[0]
         name = f"plan-{rank}"
 
         def look() -> bytes | None:
-            return self.shelf.get(f"{folder}/{name}") if name in self._names(folder) else None
+            return self.shelf.get(f"{folder}/{name}") if name in self._names(folder, rank) else None
 
-        keys = msgpack.unpackb(attempt.wait_for(look, "the first rank's plan"))
+        keys = msgpack.unpackb(attempt.wait_for(look, "the plan", lambda: [first]))
         if not keys:
             return
         tensors = {piece.name: tensor for piece, tensor in attempt.snapshot.held}
@@ -353,7 +343,7 @@ class Checkpointer:
         missing = set(ranks)
 
         def look() -> dict[int, Any] | None:
-            names = self._names(folder)
+            names = self._names(folder, attempt.snapshot.rank)
             for rank in sorted(missing):
                 name = f"{kind}-{rank}"
                 data = self.shelf.get(f"{folder}/{name}") if name in names else None
@@ -362,7 +352,7 @@ class Checkpointer:
                     missing.discard(rank)
             return None if missing else found
 
-        attempt.wait_for(look, f"the {kind} of other ranks")
+        attempt.wait_for(look, f"its {kind}", lambda: missing)
         return found
 
     def _write_values(self, path: str, values: Iterable[bytes]) -> list[list[Any]]:

@@ -34,7 +34,7 @@ from trainmover.training.boundary import Boundary, Settled, Verdict
 from trainmover.training.describe import Describer
 from trainmover.training.environment import Environment
 from trainmover.training.resume import Keeper
-from trainmover.training.session import Session
+from trainmover.training.session import Released, Session
 from trainmover.training.shadow import Shadow
 from trainmover.training.shares import Standing
 from trainmover.training.state import TrackedState
@@ -89,6 +89,13 @@ class LiveCourse:
 
     def positions(self, total: int) -> Iterator[int]:
         """See :meth:`trainmover.training.job.Course.positions`."""
+        try:
+            yield from self._positions(total)
+        except Released:
+            self._keeper.leave()
+            raise
+
+    def _positions(self, total: int) -> Iterator[int]:
         built = time.monotonic()
         if self._shadow is not None:
             for index in self._shadow.positions(total):
@@ -97,19 +104,25 @@ class LiveCourse:
                 self._rebuild()
             self._shadow.park(self._boundary.residence, self._born, built)
             self._first = True
-            self._note_switch(self._boundary.settle(joining=True))
+            self._settle(total, joining=True)
             self._shadow.forget()
             self._shadow = None
         else:
             self._keeper.go_on()
             self._end_phase(True)
         while True:
-            self._note_switch(self._boundary.settle())
+            self._settle(total)
             if self._boundary.committed >= total:
                 if self._finish():
                     return
                 continue
             yield from self._iteration(self._boundary.committed, total)
+
+    def _settle(self, total: int, *, joining: bool = False) -> None:
+        settled = self._boundary.settle(joining=joining)
+        if settled is not None:
+            self._note_switch(settled)
+            self._keeper.settled(total)
 
     def _iteration(self, index: int, total: int) -> Iterator[int]:
         self._index, self._voted = index, 0.0
@@ -245,9 +258,7 @@ class LiveCourse:
                 )
             )
 
-    def _note_switch(self, settled: Settled | None) -> None:
-        if settled is None:
-            return
+    def _note_switch(self, settled: Settled) -> None:
         self._resumed = True
         self._log.write(
             "switch",

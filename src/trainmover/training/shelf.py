@@ -6,7 +6,7 @@
         rank-00003.distcp ...     tensors, in the format of torch.distributed.checkpoint
         values.bin                what is small: shared and private values of every rank
         .metadata                 for other readers of that format; ours does not read it
-      step-00000060.g1.part/      one that generation 1 is writing, or gave up
+      step-00000060.g1.e3.part/   one that generation 1 is writing in its epoch 3, or gave up
 
 A checkpoint counts when its manifest is there and is what its own checksum says.  In a folder it also gets
 its name last, by one rename, so a kill at any instant leaves either a whole one or a ``.part``.  At a URL
@@ -36,8 +36,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
 VALUES = "values.bin"
-NAME = re.compile(r"step-(?P<step>\d{8,})(?P<generation>\.g\d+)?")
-PART = re.compile(r"step-(?P<step>\d{8,})\.g\d+\.part")
+NAME = re.compile(r"step-(?P<step>\d{8,})(\.g\d+(\.e\d+)?)?")
+PART = re.compile(r"step-(?P<step>\d{8,})\.g\d+(\.e\d+)?\.part")
 
 
 class DamagedError(JobError):
@@ -99,16 +99,14 @@ class Shelf:
 
     # -- one that is being written -------------------------------------------------------------
 
-    def part(self, step: int, generation: int) -> str:
-        """Where a checkpoint is written; other generations have folders of their own."""
-        name = f"{self.root}/step-{step:08d}.g{generation}"
+    def part(self, step: int, generation: int, epoch: int) -> str:
+        """Where a checkpoint is written; other generations and epochs have folders of their own."""
+        name = f"{self.root}/step-{step:08d}.g{generation}.e{epoch}"
         return f"{name}.part" if self.local else name
 
-    def begin(self, step: int, generation: int) -> str:
-        """The folder of :meth:`part`, made."""
-        folder = self.part(step, generation)
+    def begin(self, folder: str) -> None:
+        """Make the folder of :meth:`part`."""
         self.files.makedirs(folder, exist_ok=True)
-        return folder
 
     def put(self, path: str, data: bytes) -> None:
         """Write a small file that others wait for: it is there whole, or not at all."""
@@ -142,7 +140,14 @@ class Shelf:
                 os.close(descriptor)
 
     def publish(self, folder: str, body: dict[str, Any]) -> str:
-        """Make what is in ``folder`` a whole checkpoint; returns where it is."""
+        """Make what is in ``folder`` a whole checkpoint; returns where it is.
+
+        One of this step that is whole already stays.  It was made in an epoch before, or before everything
+        was lost and this step done again: it holds the same.
+        """
+        if (there := self.of_step(body["step"])) is not None:
+            self._remove(folder)
+            return there
         text = json.dumps(body, separators=(",", ":"), sort_keys=True)
         whole = {"format": FORMAT, "sha256": hashlib.sha256(text.encode()).hexdigest(), "body": body}
         path = f"{folder}/{MANIFEST}"
@@ -153,10 +158,6 @@ class Shelf:
         self.sync(folder)
         final = f"{self.root}/step-{body['step']:08d}"
         if os.path.exists(final):
-            if self._read(final) is not None:
-                # Made before everything was lost and this step done again: it holds the same.
-                shutil.rmtree(folder, ignore_errors=True)
-                return final
             self.put_aside(final)
         os.rename(folder, final)
         self.sync(self.root)
@@ -169,6 +170,14 @@ class Shelf:
                 self.files.rm_file(f"{folder}/{name}")
 
     # -- those that are there ------------------------------------------------------------------
+
+    def of_step(self, step: int) -> str | None:
+        """Where the whole one of a step is; None: there is none."""
+        for name in sorted(self.names(self.root)):
+            found = NAME.fullmatch(name)
+            if found is not None and int(found["step"]) == step and self._read(f"{self.root}/{name}"):
+                return f"{self.root}/{name}"
+        return None
 
     def whole(self) -> list[Manifest]:
         """The whole checkpoints, newest first."""

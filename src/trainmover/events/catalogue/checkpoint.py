@@ -25,7 +25,8 @@ class CheckpointSaved(Event):
 
 
 class CheckpointFailed(Event):
-    """A rank could not write its part: this checkpoint will not be, the last whole one stays (rank)."""
+    """This checkpoint will not be; the last whole one stays (the rank that could not write its part, or the
+    first one that is there when another was lost)."""
 
     type: ClassVar[str] = "checkpoint.failed"
 
