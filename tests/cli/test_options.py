@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from trainmover.cli import options
 from trainmover.cli.app import app
@@ -40,3 +43,16 @@ def test_a_job_is_described_alike_here_and_on_a_cluster() -> None:
             other = told["submit"][name]
             assert (other.opts, other.default) == (parameter.opts, parameter.default), name
             assert other.help == parameter.help, name
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_a_job_that_cannot_be_is_refused_alike(command: str, tmp_path: Path) -> None:
+    """Nothing to go back to, where a lost state is to come from a checkpoint; nobody hears of such a job."""
+    script = tmp_path / "script.py"
+    script.touch()
+    asked = [command, "--state", "checkpoint", str(script)]
+    if command == "submit":
+        asked[1:1] = ["--bus", "nats://127.0.0.1:9", "--job", "none"]
+    done = CliRunner().invoke(app, asked)
+    assert isinstance(done.exception, ConfigError)
+    assert "--state checkpoint needs --checkpoint-every" in str(done.exception)
