@@ -61,7 +61,8 @@ def service_toml(core: type[Decider]) -> str:
         f'command = ["trainmover", "service", "{core.name}", "--bus", "<address>", "--job", "<job>"]\n'
         f"cpus = {RESOURCES['cpus']}\nmemory_mib = {RESOURCES['memory_mib']}\n\n"
         "# Events that the core takes in, and those that it answers with. Beside them the shell says\n"
-        "# timer.fired, journal.entry and dead.letter, and reads the log with JetStream's direct get.\n"
+        "# timer.fired, journal.entry, journal.copy (an input that its sender could not store)\n"
+        "# and dead.letter, and reads the log with JetStream's direct get.\n"
         f"hears = {subjects(model.type for model in core.HEARS)}"
         f"says = {subjects(model.type for model in core.SAYS)}"
         f"\n{permissions_toml(core.name)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -230,3 +230,21 @@ def test_a_machine_is_lost(kind: Kind, who: Literal["joiner", "leaver", "stayer"
             assert joiners[0] not in last
         if who == "stayer":
             assert "m3" not in last
+
+
+@pytest.mark.parametrize("kind", list(OPENED))
+def test_a_machine_dies_while_the_log_takes_nothing(kind: Kind) -> None:
+    """What it had just said is put into the log by those who heard it, so that the log replays."""
+    copies = 0
+    for phase in PHASES:
+        for who, delay in (("joiner", 0.02), ("stayer", 0.2)):
+
+            def stalls_and_loses(cluster: Cluster, who: Any = who, delay: float = delay) -> str:
+                stalls(6.0)(cluster)
+                cluster.later(delay, loses(who, hanging=False), cluster)
+                return f"the log stalls and the {who} is lost"
+
+            outcome = disturbed(kind, phase, stalls_and_loses)
+            check(outcome, kind)
+            copies += len(events(outcome, say.JournalCopy))
+    assert copies, "some had said something that nobody else could store"

@@ -25,6 +25,7 @@ from trainmover.chaos.disk import BALLAST
 from trainmover.chaos.round import Order, Result
 from trainmover.errors import TrainMoverError
 from trainmover.events import catalogue as say
+from trainmover.events.copies import opened
 from trainmover.events.envelope import Envelope
 from trainmover.events.log import read_log
 from trainmover.machine.rundir import RunDir
@@ -87,7 +88,7 @@ def judge(order: Order, result: Result | None, truth: Truth | None, mark: str) -
         if result.code:
             complaints.insert(0, f"the run ended with code {result.code}: {result.failure}")
         try:
-            envelopes = [record.envelope for record in read_log(run.events)]
+            envelopes = opened(record.envelope for record in read_log(run.events))
         except (TrainMoverError, OSError) as error:
             complaints.append(f"its log cannot be read: {error}")
     report = build_report(envelopes, facts)

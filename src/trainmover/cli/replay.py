@@ -27,6 +27,7 @@ from trainmover.cli.chain import (
 from trainmover.cli.source import SourceArgument, log_file, read_source
 from trainmover.errors import ConfigError, DecodeError
 from trainmover.events.catalogue import AREAS
+from trainmover.events.copies import opened
 from trainmover.events.envelope import Envelope, parse_time
 from trainmover.monitor.facts import line
 from trainmover.services.course import Log, Step
@@ -144,7 +145,7 @@ def _tell(result: Replayed, *, as_json: bool) -> int:
 
 
 def _envelopes(source: str | None, bus: str | None, job: str | None) -> list[Envelope]:
-    return [record.envelope for record in read_source(source, bus, job)]
+    return opened(record.envelope for record in read_source(source, bus, job))
 
 
 def _incident(envelopes: Sequence[Envelope], text: str | None) -> str | None:
@@ -171,7 +172,7 @@ def _show_one(envelopes: Sequence[Envelope], name: str, *, as_json: bool) -> Non
         raise ConfigError(f"no event has the id {name!r} in this log")
     envelope = known[name]
     causes = known.get(envelope.cause or "")
-    caused = [other for other in envelopes if other.cause == name and other.type != "journal.entry"]
+    caused = [other for other in envelopes if other.cause == name and not other.type.startswith("journal.")]
     if as_json:
         print(json.dumps({**envelope_data(envelope), "caused": [other.id for other in caused]}))
         return

@@ -237,10 +237,11 @@ def write_results(
     run_dir: RunDir, report_file: Path | None, *, picture: bool, console: Console | None = None
 ) -> Report:
     """Make report, timeline and picture from what a run left behind."""
+    from trainmover.events.copies import opened
     from trainmover.events.log import read_log
 
     try:
-        envelopes = [record.envelope for record in read_log(run_dir.events)]
+        envelopes = opened(record.envelope for record in read_log(run_dir.events))
     except DecodeError as error:
         raise ConfigError(f"no report: {error}") from None
     facts = read_steps(run_dir.steps)

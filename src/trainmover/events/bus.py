@@ -48,6 +48,16 @@ class Feed(Protocol):
         """
         ...
 
+    async def unstored(self, age: float, limit: float) -> list[Envelope]:
+        """What was heard at least so many seconds ago and is not in the log, each once and few at a time.
+
+        The log is read to its end for it.
+
+        Raises:
+            BusError: that did not succeed within ``limit`` seconds.
+        """
+        ...
+
     async def close(self) -> None:
         """Hear no more; iteration ends.  Never raises."""
         ...

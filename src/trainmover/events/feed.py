@@ -7,17 +7,23 @@ The filler calls ``offer`` for what it hears (it may offer the same id many time
 order), ``history_done`` once the log's past is in, and ``end`` to finish.  The reader calls
 ``past`` and iterates.  ``offer`` never waits: a full queue refuses, and the filler fetches what
 was refused from the log once ``room`` says that the reader has caught up.
+
+A copy (``copies``) gives the reader the event that it carries, if nothing has brought it before, and then the
+copy itself.  And the queue knows what was heard and has not come out of the log yet (``unstored``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
 
-from trainmover.errors import BusError
+from trainmover.errors import BusError, DecodeError
 from trainmover.events.bus import Feed
+from trainmover.events.catalogue import JournalCopy
+from trainmover.events.copies import Unstored, original
 from trainmover.events.envelope import Envelope
 
 QUEUE_LIMIT: Final = 65536
@@ -25,6 +31,8 @@ QUEUE_LIMIT: Final = 65536
 
 IDS_KEPT: Final = 131072
 """A feed remembers at least this many of the last ids."""
+
+logger = logging.getLogger(__name__)
 
 
 class RecentIds:
@@ -60,6 +68,7 @@ class FeedQueue(Feed):
         self._limit = limit
         self._waiting: deque[Envelope] = deque()
         self._seen = RecentIds()
+        self._unstored = Unstored()
         self._taken = 0
         self._past_end: int | None = None if history else 0
         self._wake = asyncio.Event()
@@ -69,16 +78,39 @@ class FeedQueue(Feed):
 
     # -- the carrier's side
 
-    def offer(self, envelope: Envelope) -> bool:
-        """Take an envelope, or know it already; False: full, fetch it again after ``room``."""
+    def offer(self, envelope: Envelope, *, stored: bool = False) -> bool:
+        """Take an envelope, or know it already; False: full, fetch it again after ``room``.
+
+        Args:
+            stored: it comes out of the log.
+        """
+        if stored:
+            self._unstored.stored(envelope)
         if self._ended or envelope.id in self._seen:
             return True
+        if isinstance(envelope.event, JournalCopy) and not self._offer_original(envelope, stored):
+            return False
         if len(self._waiting) >= self._limit:
             self._room.clear()
             return False
         self._seen.add(envelope.id)
         self._waiting.append(envelope)
+        if not stored:
+            self._unstored.heard(envelope, asyncio.get_running_loop().time())
         self._wake.set()
+        return True
+
+    def _offer_original(self, copy: Envelope, stored: bool) -> bool:
+        """What a copy carries comes before it, if nobody has brought it yet."""
+        try:
+            envelope = original(copy)
+        except DecodeError as error:
+            logger.warning("a copy cannot be read: %s", error)
+            return True
+        return not self.wants(envelope) or self.offer(envelope, stored=stored)
+
+    def wants(self, envelope: Envelope) -> bool:
+        """Whether it is for this feed at all, by its type."""
         return True
 
     async def room(self) -> None:
@@ -135,6 +167,17 @@ class FeedQueue(Feed):
                 " check that JetStream is up"
             ) from None
         return found
+
+    async def unstored(self, age: float, limit: float) -> list[Envelope]:
+        """See :meth:`trainmover.events.bus.Feed.unstored`."""
+        if not self._unstored:
+            return []
+        until = asyncio.get_running_loop().time() - age
+        await self.read_log(limit)
+        return self._unstored.take(until)
+
+    async def read_log(self, limit: float) -> None:
+        """Read from the log what was not read yet, to its end; the carrier does it."""
 
     async def close(self) -> None:
         """See :meth:`trainmover.events.bus.Feed.close`."""

@@ -123,16 +123,20 @@ class MemoryFeed(FeedQueue):
             self.fill()
             self.history_done()
 
+    def wants(self, envelope: Envelope) -> bool:
+        """See :meth:`FeedQueue.wants`."""
+        return wanted(self._filters, envelope.type)
+
     def arrive(self, envelope: Envelope) -> None:
         """One live delivery."""
-        if wanted(self._filters, envelope.type) and not self.offer(envelope):
+        if self.wants(envelope) and not self.offer(envelope, stored=True):
             self._missed = True
 
     def fill(self) -> None:
         """Take from the log what was not heard."""
         while self._cursor < len(self._broker.log):
             envelope = self._broker.log[self._cursor]
-            if wanted(self._filters, envelope.type) and not self.offer(envelope):
+            if self.wants(envelope) and not self.offer(envelope, stored=True):
                 self._missed = True
                 return
             self._cursor += 1

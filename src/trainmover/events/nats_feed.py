@@ -67,6 +67,7 @@ class NatsFeed(FeedQueue):
         self._arrived: list[Arrived] = []
         self._routes: list[Route] = []
         self._gap = asyncio.Event()
+        self._reading = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, subjects: Sequence[str]) -> None:
@@ -95,6 +96,10 @@ class NatsFeed(FeedQueue):
         await self._connection.unsubscribe(self._routes)
         if self._task is not None:
             await end_tasks([self._task])
+
+    def wants(self, envelope: Envelope) -> bool:
+        """See :meth:`FeedQueue.wants`."""
+        return wanted(self._filters, envelope.type)
 
     # -- what is heard
 
@@ -157,12 +162,28 @@ class NatsFeed(FeedQueue):
                 await asyncio.sleep(AGAIN_SECONDS)
                 self._gap.set()
 
+    async def read_log(self, limit: float) -> None:
+        """See :meth:`FeedQueue.read_log`.
+
+        Raises:
+            BusError: the log did not answer in time.
+        """
+        try:
+            async with asyncio.timeout(limit):
+                await self._read_on()
+        except TimeoutError:
+            raise BusError(f"the log was not read within {limit:g} s") from None
+
     async def _read_on(self) -> None:
+        async with self._reading:
+            await self._read_to_the_end()
+
+    async def _read_to_the_end(self) -> None:
         async for batch in self._history.read(self._cursor + 1):
             for stored in batch:
                 envelope = self._read(stored.subject, stored.headers, stored.body, not self._reading_past)
-                if envelope is not None and wanted(self._filters, envelope.type):
-                    while not self.offer(envelope):
+                if envelope is not None and self.wants(envelope):
+                    while not self.offer(envelope, stored=True):
                         await self.room()
                 self._cursor = stored.sequence
         if self._reading_past:

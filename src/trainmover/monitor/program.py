@@ -22,6 +22,7 @@ import uvicorn
 from trainmover import logs
 from trainmover.errors import BusError, ConfigError, DecodeError
 from trainmover.events import catalogue as say
+from trainmover.events.copies import opened
 from trainmover.events.envelope import SUBJECT_ROOT, Envelope
 from trainmover.events.log import read_log
 from trainmover.events.micro import Endpoint, Tally
@@ -164,8 +165,8 @@ class Monitor:
             records = await asyncio.to_thread(read_log, self.source.log)
         except DecodeError as error:
             raise ConfigError(str(error)) from None
-        for number, record in enumerate(records):
-            self.chronicle.apply(record.envelope)
+        for number, envelope in enumerate(opened(record.envelope for record in records)):
+            self.chronicle.apply(envelope)
             if number % BREATH == 0:
                 await asyncio.sleep(0)
         await self._recall()

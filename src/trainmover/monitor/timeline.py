@@ -21,7 +21,7 @@ from trainmover.monitor.steps import StepFacts
 from trainmover.monitor.view import ClusterView
 
 INCIDENTS, BUS, STANDBYS, FIRST_MACHINE = 1, 2, 3, 10
-UNTOLD = frozenset({"journal.entry", "timer.fired"})
+UNTOLD = frozenset({"journal.copy", "journal.entry", "timer.fired"})
 """Events that only services need; they would hide the others."""
 
 

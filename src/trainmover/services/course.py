@@ -9,11 +9,13 @@ courses of different services are independent: each may be followed alone, or al
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from trainmover.errors import ConfigError
-from trainmover.events.catalogue import JournalEntry
+from trainmover.errors import ConfigError, DecodeError
+from trainmover.events.catalogue import JournalCopy, JournalEntry
+from trainmover.events.copies import original
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Core, Output, envelopes_of
 from trainmover.services.tables import Moved, watched
@@ -40,6 +42,9 @@ class Log:
             event = envelope.event
             if isinstance(event, JournalEntry):
                 self.journals.setdefault(event.service, []).append(event)
+            elif isinstance(event, JournalCopy):
+                with contextlib.suppress(DecodeError):
+                    self.known.setdefault(event.about, original(envelope))
         for entries in self.journals.values():
             entries.sort(key=lambda entry: entry.number)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trainmover.errors import ConfigError
-from trainmover.events.catalogue import EVENTS
+from trainmover.events.catalogue import EVENTS, JournalCopy
 from trainmover.events.envelope import Envelope, ce_type, format_time
 from trainmover.events.log import read_log
 from trainmover.services.core import Core
@@ -207,7 +207,7 @@ def _replay_part(path: Path, name: str, until: float | None) -> Ran | None:
 
 def _needs(name: str, core: Core) -> Callable[[Mapping[str, str]], bool]:
     """Whether a message is an input of a service, or what it has said itself (its journal, too)."""
-    heard = {ce_type(EVENTS[kind]) for kind in core.hears}
+    heard = {ce_type(EVENTS[kind]) for kind in (*core.hears, JournalCopy.type)}
 
     def needs(headers: Mapping[str, str]) -> bool:
         return headers.get("ce-type") in heard or headers.get("ce-source") == name

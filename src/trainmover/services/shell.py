@@ -16,6 +16,10 @@ journalled order, with the journalled times, without publishing; then it does wh
 asked for and the log does not show to be done (outputs, timers, probes), then takes the inputs that
 were never journalled, in the order of the stream, and goes on live.  So it may be killed between
 any two instructions: ids are derived from causes, and what is said twice is heard once.
+
+**What it acted on is in the log in the end.**  Whoever says something repeats it until the log has it; one
+that dies in a stall of the log cannot.  So an input that the log does not show some seconds after it was
+heard is put there by the shell, as a copy (``copying``).
 """
 
 from __future__ import annotations
@@ -31,9 +35,17 @@ from trainmover import clock as clocks
 from trainmover import logs
 from trainmover.errors import BusError
 from trainmover.events.bus import Bus, Feed
-from trainmover.events.catalogue import DeadLetter, Event, JournalEntry, MachineProbed, TimerFired
+from trainmover.events.catalogue import (
+    DeadLetter,
+    Event,
+    JournalCopy,
+    JournalEntry,
+    MachineProbed,
+    TimerFired,
+)
 from trainmover.events.envelope import Envelope
 from trainmover.events.micro import Tally
+from trainmover.services.copying import Copying
 from trainmover.services.core import (
     CancelTimer,
     Core,
@@ -62,7 +74,7 @@ PAST_LIMIT: Final = 60.0
 FLUSH_LIMIT: Final = 15.0
 """Seconds that the last events may take to the log on a clean exit; it may stall (a disk that is full)."""
 
-SHELL_SAYS: Final[frozenset[type[Event]]] = frozenset({TimerFired, JournalEntry, DeadLetter})
+SHELL_SAYS: Final[frozenset[type[Event]]] = frozenset({TimerFired, JournalEntry, JournalCopy, DeadLetter})
 """What any service says beside what its core does; who probes says ``machine.probed`` too."""
 
 Clock = Callable[[], float]
@@ -112,6 +124,7 @@ class Shell:
         self._fed: set[str] = set()
         self._logged: set[str] = set()
         self._journal = Journal(core.name, bus, self._spawn)
+        self._copying = Copying(core, bus, self._now)
         self._due: dict[str, tuple[float, str, float]] = {}
         """By name: when, because of which input, and how many seconds that was away when it was asked for."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -129,7 +142,7 @@ class Shell:
         self._broken = asyncio.get_running_loop().create_future()
         feed: Feed | None = None
         try:
-            feed = await self.bus.feed((*self.core.areas, "timer"), history=True)
+            feed = await self.bus.feed((*self.core.areas, "timer", JournalCopy.type), history=True)
             past = await feed.past(PAST_LIMIT)
             entries = await self._entries()
             await self._wait_for_inputs(feed, past, entries)
@@ -138,6 +151,7 @@ class Shell:
                 self._spawn(driver.run(self.bus, self._tell))
             self._spawn(self._pump(feed))
             self._spawn(self._consume())
+            self._spawn(self._copying.run(feed))
             self.ready.set()
             stopped: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
             try:
@@ -358,6 +372,7 @@ class Shell:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if feed is not None:
+            await self._copying.look(feed, 0.0)
             await feed.close()
         with contextlib.suppress(BusError):
             await self._journal.flush()

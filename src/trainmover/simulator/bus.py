@@ -9,7 +9,7 @@ What the real bus does (see ``events.publisher`` and ``events.nats_feed``), and 
 - A message goes to everybody who listens at once, and into the log beside that.  Between a sender
   and a listener order is kept; between senders it is not.
 - While the log *stalls*, what is said is heard but not stored; its sender repeats it until it is.  A
-  sender that dies before takes what was not stored with it.
+  sender that dies before takes what was not stored with it, unless somebody who heard it stores it.
 - In an *outage* nothing is heard.  What was said waits with its sender; what was missed is read
   from the log.
 - A live delivery may be lost, and come twice.  A lost one is found in the log at the next sweep.

@@ -52,9 +52,15 @@ class SimulatedFeed(FeedQueue):
         log = self._exchange.log
         while not self._exchange.out and self._cursor < len(log):
             envelope = log[self._cursor]
-            if self.wants(envelope) and not self.offer(envelope):
+            if self.wants(envelope) and not self.offer(envelope, stored=True):
                 return
             self._cursor += 1
+
+    async def read_log(self, limit: float) -> None:
+        """See :meth:`FeedQueue.read_log`."""
+        if self._exchange.out:
+            raise BusError("the bus is away")
+        self.fill()
 
     async def close(self) -> None:
         """See :class:`trainmover.events.bus.Feed`."""

@@ -314,18 +314,12 @@ class _Course:
 def _replayed(cluster: Cluster) -> str | None:
     """What a replay says differently.
 
-    A journal may name an input that its sender took with it (see ``watch``): it is put back for the replay.
-    A service that was born again without it has two histories, which no replay can follow.
+    A service that was born again without something that it had heard (see ``watch``) has two histories,
+    which no replay can follow.
     """
-    log = cluster.exchange.log
-    lost = [
-        envelope
-        for _, envelope in cluster.said
-        if not cluster.exchange.has(envelope.id) and not isinstance(envelope.event, say.JournalEntry)
-    ]
     if cluster.watch.forgetful:
         return None
-    result = replay([*log, *lost], cores={name: host.make for name, host in cluster.hosts.items()})
+    result = replay(cluster.exchange.log, cores={name: host.make for name, host in cluster.hosts.items()})
     if result.same:
         return None
     return f"the log replays with {len(result.differences)} differences, first {result.differences[0]}"

@@ -19,9 +19,10 @@ time that passes.  What never lives here: what goes wrong, and what a run must h
 - *The same words for the same cause*: an id never means two things; a life is declared dead once.
 - *A core does not raise.*
 
-One thing is excused.  What is said while the log stalls is heard, but if its sender dies before the log takes
-events again, it is in no log.  A service that had heard (or said) such a thing, and is born again from that
-log, has another history than it lived: it is *forgetful*, and may name an epoch again or end one twice.
+One thing is excused.  What is said while the log stalls is heard, and if its sender dies before the log takes
+events again, those who heard it store it; but until they have, and if they die too, it is in no log.  A
+service that had heard (or said) such a thing, and is born again from that log, has another history than it
+lived: it is *forgetful*, and may name an epoch again or end one twice.
 Nobody may act on that: what is demanded of ranks, of what is fenced and of the end of a run is demanded
 all the same.
 """
@@ -174,7 +175,7 @@ class Watch:
         event = envelope.event
         before = self._said.get(envelope.id)
         if before is not None:
-            if before != event and not isinstance(event, say.JournalEntry):
+            if before != event and not isinstance(event, say.JournalEntry | say.JournalCopy):
                 raise Violation(f"{envelope.id} is said twice with two meanings: {before!r}; now {event!r}")
             return
         self._said[envelope.id] = event

@@ -50,7 +50,7 @@ from trainmover.events.catalogue.checkpoint import (
     MirrorWhole,
 )
 from trainmover.events.catalogue.job import JobCompleted, JobFailed, JobHeld, JobSubmitted
-from trainmover.events.catalogue.log import DeadLetter, JournalEntry, TimerFired
+from trainmover.events.catalogue.log import DeadLetter, JournalCopy, JournalEntry, TimerFired
 from trainmover.events.catalogue.machine import (
     LeaseExpired,
     LeaseReturned,
@@ -115,6 +115,7 @@ __all__ = [
     "JobHeld",
     "JobSubmitted",
     "JoinerRank",
+    "JournalCopy",
     "JournalEntry",
     "LeaseExpired",
     "LeaseReturned",
@@ -218,6 +219,7 @@ EVENTS: dict[str, type[Event]] = {
         MirrorFailed,
         Heartbeat,
         TimerFired,
+        JournalCopy,
         JournalEntry,
         DeadLetter,
     )

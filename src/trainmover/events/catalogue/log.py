@@ -1,4 +1,4 @@
-"""Events that keep the log: timers, the order in which cores were fed, what could not be read."""
+"""Events that keep the log: timers, the order in which cores were fed, copies of events, dead letters."""
 
 from __future__ import annotations
 
@@ -31,6 +31,20 @@ class JournalEntry(Event):
     outputs: tuple[Name, ...]
     quiet: Annotated[dict[Name, Seconds], Field(max_length=1024)] = {}  # noqa: RUF012 - pydantic copies it
     """Inputs fed before this one that caused nothing, oldest first, each with its ``now``."""
+
+
+class JournalCopy(Event):
+    """A service has heard an event that its sender did not bring into the log; here it is (shell)."""
+
+    type: ClassVar[str] = "journal.copy"
+
+    service: Name
+    about: Name
+    """Id of the event."""
+    headers: Annotated[dict[Name, Text], Field(max_length=32)]
+    """The event's own headers."""
+    body: bytes
+    """The event's own body."""
 
 
 class DeadLetter(Event):
