@@ -145,6 +145,14 @@ async def test_unjournalled_events(connect):
     assert plain == waited == ["m0-beat-1", "m1-beat-2"]
 
 
+async def test_an_echo(connect):
+    """A message to oneself is back at once, and is not once the bus is closed."""
+    bus = await connect("health")
+    assert await bus.echo(5)
+    await bus.close()
+    assert not await bus.echo(0.1)
+
+
 async def test_probe_alive_and_silent(connect):
     """A machine that answers is alive."""
     machine, health = await connect("machine"), await connect("health")

@@ -1,13 +1,23 @@
-"""What becomes of heartbeats, with the time told by hand."""
+"""What becomes of heartbeats, with the time told by hand, and once on a real bus that stands still."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from trainmover.errors import BusError
+from trainmover.events import Bus, NatsBus, NatsServer
 from trainmover.events import catalogue as say
-from trainmover.services.leases import CHECK, PERIOD, LeaseBook
+from trainmover.events.envelope import Envelope
+from trainmover.services import leases
+from trainmover.services.leases import CHECK, PERIOD, LeaseBook, LeaseDriver
 
 
 def beat(
@@ -130,3 +140,64 @@ def test_other_lives_and_repeated_beats_are_nothing() -> None:
     book.watch("m0", "c", 3.0)
     book.forget("m0", "b")
     assert "m0" in book
+
+
+async def beating(bus: Bus) -> None:
+    """A machine's heartbeats, until cancelled."""
+    sequence = 0
+    while True:
+        event = beat(sequence)
+        await bus.publish(
+            Envelope(id=f"beat-{sequence}", source="machine/m0", time=1.0, job="job", event=event)
+        )
+        sequence += 1
+        await asyncio.sleep(PERIOD)
+
+
+async def until(condition: Callable[[], object], limit: float) -> float:
+    """Wait for a condition; the seconds that it took."""
+    began = time.monotonic()
+    async with asyncio.timeout(limit):
+        while not condition():  # noqa: ASYNC110  (conditions here are any expression)
+            await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def test_a_bus_that_stands_still_is_no_silence_of_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped server keeps all connections and all beats; nobody is blamed, and a probe learns nothing."""
+    monkeypatch.setattr(leases, "FRESH", 0.5)
+    said: list[say.Event] = []
+    driver = LeaseDriver()
+    joined = say.MachineJoined(machine="m0", incarnation="a", host="h", slots=1, pid=1)
+    driver.observe(Envelope(id="j", source="machine/m0", time=1.0, job="job", event=joined))
+    with NatsServer(tmp_path / "nats") as server:
+        health = await NatsBus.connect(server.url, "job", "health")
+        machine = await NatsBus.connect(server.url, "job", "machine/m0")
+        await machine.answer_probes("m0")
+        beats = asyncio.create_task(beating(machine))
+        watching = asyncio.create_task(driver.run(health, said.append))
+        try:
+            await until(lambda: health.connected_for > 1.0 and driver.book.lease("m0").sequence > 2, 5.0)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            # Not so long that a client gives its connection up: nobody is told of anything.
+            for _ in range(2):
+                with pytest.raises(BusError, match="nothing was learned"):
+                    await health.probe("m0", 1.0)
+            await asyncio.sleep(1.0)
+            os.kill(server.pid, signal.SIGCONT)
+            heard = driver.book.lease("m0").sequence
+            await until(lambda: driver.book.lease("m0").sequence > heard + 8, 5.0)
+            assert await health.probe("m0", 1.0) == "alive"
+            assert said == []
+            beats.cancel()
+            assert await until(lambda: said, 6.0) < 3.0, "the watcher trusts the bus again"
+            assert [event.type for event in said] == ["lease.expired"]
+        finally:
+            watching.cancel()
+            beats.cancel()
+            await asyncio.gather(watching, beats, return_exceptions=True)
+            await machine.close()
+            await health.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from trainmover.events import catalogue as say
+from trainmover.events.bus import ProbeAnswer
 from trainmover.services.core import Core, noted
 from trainmover.services.health import HealthCore
 from trainmover.services.planner import PlannerCore
@@ -17,6 +19,7 @@ from trainmover.services.spares import Spare
 from trainmover.services.standby import StandbyCore
 from trainmover.services.switcher import SwitcherCore
 from trainmover.simulator import Outcome, draw, simulate
+from trainmover.simulator.port import SimulatedBus
 from trainmover.simulator.report import command, line, summary, violation_lines
 
 SEEDS = 60
@@ -112,6 +115,24 @@ def test_a_planted_bug_is_caught(core: type[Any], words: tuple[str, ...]) -> Non
     """Each kind of bug is caught by the check that is there for it."""
     outcome = first_violation(core)
     assert any(word in str(outcome.violation) for word in words), outcome.violation
+
+
+def test_taking_the_silence_of_the_bus_for_that_of_machines_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A watcher that does not ask whether the bus carries anything blames machines that are well."""
+
+    async def carries(self: SimulatedBus, limit: float) -> bool:
+        return True
+
+    async def probe(self: SimulatedBus, machine: str, limit: float) -> ProbeAnswer:
+        await asyncio.sleep(limit)
+        return "silent"
+
+    monkeypatch.setattr(SimulatedBus, "echo", carries)
+    monkeypatch.setattr(SimulatedBus, "probe", probe)
+    outcomes = (simulate(draw(seed)) for seed in range(SEEDS))
+    assert any("has been well" in str(outcome.violation) for outcome in outcomes)
 
 
 def test_a_violation_tells_all_there_is_to_know() -> None:

@@ -164,6 +164,17 @@ def stalls(seconds: float) -> Disturb:
     return disturb
 
 
+def stands(seconds: float) -> Disturb:
+    """The server stops, with all that was given to it, and goes on; nobody is told."""
+
+    def disturb(cluster: Cluster) -> str:
+        cluster.exchange.stand_still()
+        cluster.later(seconds, cluster.exchange.go_on)
+        return "the bus stands still"
+
+    return disturb
+
+
 def loses(who: Literal["joiner", "leaver", "stayer"], *, hanging: bool) -> Disturb:
     """A machine that has a part in the switch is gone, at once or without a word (as by a power loss)."""
 
@@ -184,6 +195,7 @@ CONTROL: Final[dict[str, Disturb]] = {
     "the bus restarts": away(0.4),
     "the bus is away for long": away(9.0),
     "the log stalls": stalls(6.0),
+    **{f"the bus stands still for {seconds:g} s": stands(seconds) for seconds in (1.0, 2.6, 3.0, 6.0, 9.0)},
 }
 
 
@@ -197,6 +209,8 @@ def test_the_control_plane_is_disturbed(kind: Kind, phase: str) -> None:
         check(outcome, kind)
         commits = events(outcome, say.SwitchCommitted)
         assert len(commits) - len(events(outcome, say.LinkRepair)) <= 1, f"{what}: {commits}"
+        lost = {event.machine for event in events(outcome, say.MachineFailed)}  # type: ignore[attr-defined]
+        assert lost == ({LEAVER} if kind == "failure" else set()), f"{what}: {lost}"
 
 
 def test_everything_fails_together() -> None:

@@ -4,6 +4,7 @@ What lives here: all that is looked at when a round has ended.  What never lives
 
 - It completed, with the digest of the undisturbed run and the loss of every step.
 - No step was committed with two results; no epoch was both committed and given up.
+- No machine was declared dead for its silence to which nothing was done.
 - Its log, fed to fresh services, makes them say the same.
 - Nothing of it is left: no process, no port that listens, no shared-memory segment, no file outside its
   folder, no network.
@@ -31,6 +32,7 @@ from trainmover.events.log import read_log
 from trainmover.machine.rundir import RunDir
 from trainmover.monitor.report import Report, build_report
 from trainmover.monitor.steps import StepFacts, read_steps
+from trainmover.services.reasons import is_silence
 from trainmover.services.replay import replay
 
 MARK: Final = "TRAINMOVER_CHAOS"
@@ -96,6 +98,7 @@ def judge(order: Order, result: Result | None, truth: Truth | None, mark: str) -
     if truth is not None and result is not None and not result.code:
         complaints += _differences(report, truth)
     complaints += _halves(envelopes)
+    complaints += _wronged(order, envelopes)
     if envelopes:
         complaints += _replayed(envelopes)
     found = Truth(report.digest or "", tuple(report.losses))
@@ -123,6 +126,18 @@ def _halves(envelopes: Iterable[Envelope]) -> Iterable[str]:
         if isinstance(envelope.event, (say.SwitchCommitted, say.SwitchAborted)):
             ends.setdefault(envelope.event.epoch, set()).add(envelope.type)
     return [f"epoch {epoch} was committed and given up" for epoch, how in ends.items() if len(how) > 1]
+
+
+def _wronged(order: Order, envelopes: Iterable[Envelope]) -> Iterable[str]:
+    """Machines that were declared dead because nothing was heard of them, though they were well."""
+    plan = order.plan
+    hit = {fault.machine for fault in plan.faults if fault.kind in ("kill", "stop")}
+    for trouble in plan.troubles:
+        if trouble.kind in ("cut", "part"):
+            hit.update(trouble.target.split("+"))
+    for event in (envelope.event for envelope in envelopes):
+        if isinstance(event, say.MachineFailed) and event.machine not in hit and is_silence(event.reason):
+            yield f"{event.machine} was well, and was declared dead: {event.reason}"
 
 
 def _replayed(envelopes: list[Envelope]) -> Iterable[str]:

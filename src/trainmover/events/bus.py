@@ -14,8 +14,9 @@ The promises:
 - *Everything is bounded.*  What waits takes a limit in seconds; what fails raises ``BusError`` with
   what to check.
 
-An outage is not evidence: ``probe`` raises when the bus itself is away, and ``connected_for`` says
-for how long silence has meant anything.
+An outage is not evidence, and neither is a bus that stands still: ``probe`` raises when the bus itself
+did not carry, ``echo`` tells whether it does now, and ``connected_for`` says for how long silence has
+meant anything.
 """
 
 from __future__ import annotations
@@ -73,7 +74,18 @@ class Bus(Protocol):
 
     @property
     def connected_for(self) -> float:
-        """Seconds since the connection stands without a break; 0.0 while there is none."""
+        """Seconds since the connection stands without a break; 0.0 while there is none.
+
+        A bus that stood still for longer than the limit of an ``echo`` has had a break, too.
+        """
+        ...
+
+    async def echo(self, limit: float) -> bool:
+        """Send oneself a message by way of the bus.
+
+        Returns:
+            whether it was back within ``limit`` seconds; also False when there is no connection.
+        """
         ...
 
     async def publish(self, envelope: Envelope) -> None:
@@ -121,7 +133,7 @@ class Bus(Protocol):
             connection is too young for absence to mean anything.
 
         Raises:
-            BusError: the bus itself was away, so nothing was learned.
+            BusError: the bus itself was away or stood still, so nothing was learned.
         """
         ...
 

@@ -8,7 +8,8 @@ says that it is connected and hears nothing).  So this file does not use its rec
 Whatever happens, the client is thrown away and a new one is made, with all subscriptions, for as
 long as it takes.  What can be noticed is: a closed client says so; a frozen server misses its
 pings; everything else is found by a message to ourselves every second, through the same read
-loop and a subscription like any other: three missing in a row, and the client goes.
+loop and a subscription like any other: three missing in a row, and the client goes.  Whoever
+cannot wait that long, because it takes the silence of others for a sign, asks with ``echo``.
 
 After each loss, ``on_lost`` callbacks are called; after each return, ``on_up`` callbacks: publishers
 send again what was not acknowledged, feeds fetch what they missed.  Subscriptions are up before
@@ -85,6 +86,7 @@ class Connection:
         self._token = token
         self._client: OneClient | None = None
         self._since = 0.0
+        self._stood = False
         self._routes: list[Route] = []
         self._lost = asyncio.Event()
         self._trouble = "no answer"
@@ -122,7 +124,7 @@ class Connection:
 
     @property
     def connected_for(self) -> float:
-        """Seconds since the connection stands; 0.0 while there is none."""
+        """Seconds since the connection stands, or an echo came back after others had not; 0.0: there is none."""
         if self._client is None or not self._client.is_connected:
             return 0.0
         return max(asyncio.get_running_loop().time() - self._since, 1e-9)
@@ -162,6 +164,25 @@ class Connection:
             logger.warning("%s could not send on %s: %s", self.name, subject, text_of(error))
             return False
         return True
+
+    async def echo(self, limit: float) -> bool:
+        """Send ourselves a message; False: it was not back after ``limit`` seconds, or there is no connection.
+
+        When it is back, the server has carried out all that this client was given before.
+        """
+        client, generation = self._client, self.generation
+        if client is None or not client.is_connected:
+            return False
+        try:
+            await self._barrier(client, limit)
+        except (NatsError, OSError, TimeoutError, ValueError):
+            self._stood = self._stood or generation == self.generation
+            return False
+        if self._stood and generation == self.generation:
+            # Others may have lost their connections meanwhile, and are on their way back.
+            self._stood = False
+            self._since = asyncio.get_running_loop().time()
+        return generation == self.generation
 
     async def subscribe(
         self, subjects: Sequence[str], receive: Receive, on_gap: Callable[[], None] | None = None
@@ -287,6 +308,7 @@ class Connection:
             await self._subscribe(client, route)
         await self._barrier(client)
         self._heard = 0
+        self._stood = False
         self._client = client
         self._since = asyncio.get_running_loop().time()
         self.generation += 1
@@ -338,19 +360,19 @@ class Connection:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
-    async def _barrier(self, client: Client) -> None:
+    async def _barrier(self, client: Client, limit: float = BARRIER_SECONDS) -> None:
         """Wait until the server has carried out all that this client was given.
 
         (nats-py's ``flush`` does not: its PING goes out before commands that wait to be written.)
 
         Raises:
-            TimeoutError: it has not within :data:`BARRIER_SECONDS`.
+            TimeoutError: it has not within ``limit`` seconds.
         """
         token = str(next(self._tokens)).encode()
         self._barriers[token] = asyncio.get_running_loop().create_future()
         try:
             await client.publish(f"{self.inbox}.beat", token)
-            async with asyncio.timeout(BARRIER_SECONDS):
+            async with asyncio.timeout(limit):
                 await self._barriers[token]
         finally:
             del self._barriers[token]

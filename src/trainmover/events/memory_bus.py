@@ -174,6 +174,10 @@ class MemoryBus(Bus):
             return 0.0
         return max(asyncio.get_running_loop().time() - self._broker.since, 1e-9)
 
+    async def echo(self, limit: float) -> bool:
+        """See :class:`trainmover.events.bus.Bus`."""
+        return self._broker.is_up and not self._closed
+
     async def publish(self, envelope: Envelope) -> None:
         """See :class:`trainmover.events.bus.Bus`."""
         self._check_open()

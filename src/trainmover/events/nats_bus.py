@@ -126,6 +126,10 @@ class NatsBus(Bus):
         """See :class:`trainmover.events.bus.Bus`."""
         return self._connection.connected_for
 
+    async def echo(self, limit: float) -> bool:
+        """See :class:`trainmover.events.bus.Bus`."""
+        return await self._connection.echo(limit)
+
     @property
     def history(self) -> History:
         """The job's log, for export."""

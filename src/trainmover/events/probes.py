@@ -7,6 +7,10 @@ listens under that name, the server itself says so at once.  Both can mislead fo
 program that changes its connection is away for some milliseconds, and a server that was just
 restarted has nobody yet.  So a probe asks again and again until its limit, takes any answer to
 any of its questions, and believes in absence only when it lasts.
+
+Silence misleads longest: a server that stands still (a stopped process, a virtual machine that is
+moved) takes every question and brings no answer.  So each question goes together with a message to
+ourselves.  While that is on its way no time counts, and when it does not come back nothing was learned.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ ABSENCE_SECONDS: Final = 0.15
 
 SETTLE_SECONDS: Final = 2.0
 """While the connection is younger than this, absence means nothing."""
+
+STILL_SECONDS: Final = 0.5
+"""When a message to ourselves takes longer than this, the bus stands still."""
 
 AGAIN_SECONDS: Final = 0.25
 """Pause between questions that nobody has answered."""
@@ -84,7 +91,10 @@ class Prober:
         reply = f"{self._connection.inbox}.probe.{number}"
         absent_since: float | None = None
         while True:
+            asked = loop.time()
             sent = await self._connection.send(f"{self._base}.{machine}", b"", reply=reply)
+            carried = sent and await self._connection.echo(STILL_SECONDS)
+            deadline += loop.time() - asked
             try:
                 async with asyncio.timeout_at(min(deadline, loop.time() + AGAIN_SECONDS)):
                     if await answers.get():
@@ -93,8 +103,14 @@ class Prober:
                 absent_since = None
             else:
                 absent_since = loop.time() if absent_since is None else absent_since
-            if not sent or generation != self._connection.generation or self._connection.connected_for == 0:
-                raise BusError(f"the bus was away while {machine} was probed: nothing was learned")
+            if (
+                not carried
+                or generation != self._connection.generation
+                or self._connection.connected_for == 0
+            ):
+                raise BusError(
+                    f"the bus was away or stood still while {machine} was probed: nothing was learned"
+                )
             now = loop.time()
             settled = self._connection.connected_for >= SETTLE_SECONDS
             if settled and absent_since is not None and now - absent_since >= ABSENCE_SECONDS:

@@ -54,7 +54,7 @@ from trainmover.events.catalogue import (
     TrainingStarted,
 )
 from trainmover.services.core import CancelTimer, Decider, Probe, Reaction, SetTimer, incident_id, noted
-from trainmover.services.reasons import how_it_ended, script_error
+from trainmover.services.reasons import UNANSWERED, how_it_ended, no_beat, script_error
 from trainmover.services.roster import Life
 from trainmover.services.tables import Table, after
 
@@ -225,8 +225,7 @@ class HealthCore(Decider):
             self._take(life, "left")
 
     def _expired(self, event: LeaseExpired) -> None:
-        why = f"no heartbeat for {event.silent_seconds:.2f} s (limit {event.limit_seconds:.2f} s)"
-        self._take((event.machine, event.incarnation), "lease expired", why)
+        self._take((event.machine, event.incarnation), "lease expired", no_beat(event))
 
     def _returned(self, event: LeaseReturned) -> None:
         self._take((event.machine, event.incarnation), "lease returned")
@@ -314,8 +313,7 @@ class HealthCore(Decider):
         return self._prepared.get(epoch) if epoch > self.roster.epoch else None
 
     def _probed(self, event: MachineProbed) -> None:
-        why = {"absent": "nobody listens under its name", "silent": "does not answer a probe", "alive": ""}
-        self._take((event.machine, event.incarnation), event.answer, why[event.answer])
+        self._take((event.machine, event.incarnation), event.answer, UNANSWERED[event.answer])
 
     def _settled(self, machine: str) -> None:
         """An accused machine is well: give a rank's exit time to arrive, then repair."""

@@ -11,7 +11,10 @@ held between :data:`SHORTEST` and :data:`LONGEST` seconds.
 
 A watcher must doubt itself first.  When its own loop came late (a busy host, a stopped process), or
 the bus was away or is back for only a moment, beats may lie unread or were never sent: for that
-time nobody is blamed, every machine's silence is counted from its end.
+time nobody is blamed, every machine's silence is counted from its end.  And a bus that stands still
+(its process is stopped, its host does not run) says nothing of it: the connection stands, all beats
+lie in it.  So before each look at the leases the watcher sends itself a message by the same way.  It looks
+when that is back, and a look that was kept waiting is late like any other.
 """
 
 from __future__ import annotations
@@ -55,11 +58,15 @@ STALL: Final = 1.0
 CHECK: Final = 0.1
 """Seconds between two looks at the leases."""
 
-LATE: Final = 0.15
-"""A look that comes this much too late makes the watcher doubt itself."""
+LATE: Final = 0.4
+"""A look that comes this much too late makes the watcher doubt itself; with it and a beat's period no
+machine comes near :data:`SHORTEST`."""
+
+ECHO: Final = 1.0
+"""Seconds that the watcher's message to itself may take; beyond this, others may have lost the bus, too."""
 
 FRESH: Final = 2.0
-"""Seconds after a reconnect in which machines may still be on their way back."""
+"""Seconds after a reconnect, or after the bus stood still, in which machines may be on their way back."""
 
 MEMORY: Final = 1 / 32
 """Weight of a new interval in the running mean and variance."""
@@ -170,7 +177,7 @@ class LeaseBook:
 
         Args:
             now: the watcher's clock, seconds.
-            blind: beats could not be heard just now (the bus is away, or hardly back).
+            blind: beats could not be heard just now (the bus is away, stands still, or is hardly back).
         """
         before, self._checked = self._checked, now
         late = before is not None and now - before > CHECK + LATE
@@ -233,7 +240,8 @@ class LeaseDriver:
         self.book.excuse(self._clock())
         while True:
             await asyncio.sleep(CHECK)
+            carried = await bus.echo(ECHO)
             # After a stop of this process the beats that waited in the socket come first.
             await asyncio.sleep(0)
-            for event in self.book.check(self._clock(), blind=bus.connected_for < FRESH):
+            for event in self.book.check(self._clock(), blind=not carried or bus.connected_for < FRESH):
                 tell(event)

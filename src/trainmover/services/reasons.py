@@ -6,10 +6,25 @@ to whom, and what to do.  What never lives here: the decision.
 
 from __future__ import annotations
 
-from trainmover.events.catalogue import MAX_TEXT, JobFailed, JobHeld, RankExited
+from trainmover.events.catalogue import MAX_TEXT, JobFailed, JobHeld, LeaseExpired, RankExited
 from trainmover.services.replicas import why_no_pause
 from trainmover.services.roster import Roster
 from trainmover.services.warming import Warming
+
+UNANSWERED = {"absent": "nobody listens under its name", "silent": "does not answer a probe", "alive": ""}
+"""What a probe's answer says against a machine."""
+
+_NO_BEAT = "no heartbeat for"
+
+
+def no_beat(event: LeaseExpired) -> str:
+    """How a lease expired."""
+    return f"{_NO_BEAT} {event.silent_seconds:.2f} s (limit {event.limit_seconds:.2f} s)"
+
+
+def is_silence(reason: str) -> bool:
+    """A machine was declared dead because nothing was heard of it, and for nothing else."""
+    return reason.startswith((_NO_BEAT, *filter(None, UNANSWERED.values())))
 
 
 def how_it_ended(event: RankExited) -> str:

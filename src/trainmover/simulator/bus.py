@@ -12,6 +12,9 @@ What the real bus does (see ``events.publisher`` and ``events.nats_feed``), and 
   sender that dies before takes what was not stored with it, unless somebody who heard it stores it.
 - In an *outage* nothing is heard.  What was said waits with its sender; what was missed is read
   from the log.
+- A server that *stands still* (its process is stopped) keeps its connections and takes everything, and
+  brings nothing until it goes on: then all of it at once, also from who died meanwhile.  Nobody is told.  Who
+  asks himself (``events.bus.Bus.echo``) finds out at once, others when their connection is given up.
 - A live delivery may be lost, and come twice.  A lost one is found in the log at the next sweep.
 - Samples (heartbeats) are sent once and may be lost.
 """
@@ -44,6 +47,12 @@ SWEEP_SECONDS = 10.0
 
 FRESH_SECONDS = 2.0
 """A connection younger than this cannot tell an absent machine from a silent one."""
+
+STILL_SECONDS = 1.0
+"""Who asks himself counts a bus that stood still for longer than this as one that was away."""
+
+LOST_SECONDS = 3.0
+"""After this, clients give up a connection on which nothing comes."""
 
 INTEREST_SECONDS = 3.0
 """After this the server drops a client that it hears nothing of: it is absent then, no more silent."""
@@ -98,6 +107,11 @@ class Outlet:
         if self.cut or exchange.out:
             self._waiting[envelope.id] = envelope
             return
+        if exchange.still_since is not None:
+            exchange.hold(self, envelope)
+            self._waiting[envelope.id] = envelope
+            self._again(envelope, 0)
+            return
         exchange.deliver(self, envelope)
         if exchange.stalled:
             self._waiting[envelope.id] = envelope
@@ -116,6 +130,9 @@ class Outlet:
             return
         if self.cut or self._exchange.out:
             return
+        if self._exchange.still_since is not None:
+            self._again(envelope, times)
+            return
         self._exchange.deliver(self, envelope)
         if self._exchange.stalled:
             self._again(envelope, times)
@@ -129,6 +146,11 @@ class Outlet:
             return
         waiting, self._waiting = self._waiting, {}
         for envelope in waiting.values():
+            if self._exchange.still_since is not None:
+                self._exchange.hold(self, envelope)
+                self._waiting[envelope.id] = envelope
+                self._again(envelope, 0)
+                continue
             self._exchange.deliver(self, envelope)
             if self._exchange.stalled:
                 self._waiting[envelope.id] = envelope
@@ -219,7 +241,8 @@ class Exchange:
         log: the envelopes that are stored, in order, each id once.
         stalled: the log takes nothing.
         out: the server is away.
-        since: when it was last back.
+        still_since: since when the server stands still; None: it does not.
+        since: when it was last back, or went on.
         on_said: told of every envelope that a living program publishes, before anybody hears it.
     """
 
@@ -227,7 +250,8 @@ class Exchange:
         self.loop = loop
         self.log: list[Envelope] = []
         self.stalled = self.out = False
-        self.since = -FRESH_SECONDS
+        self.still_since: float | None = None
+        self.since = self.moving_since = -FRESH_SECONDS
         self.on_said: Callable[[Envelope], None] = lambda _: None
         self.machines: dict[str, Probed] = {}
         self.outlets: list[Outlet] = []
@@ -238,6 +262,8 @@ class Exchange:
         self._setup = setup
         self._ids: set[str] = set()
         self._samplers: list[tuple[Outlet, Handler]] = []
+        self._held: list[tuple[Outlet, Envelope]] = []
+        self._held_samples: list[Sequence[Envelope]] = []
         self._last: dict[tuple[int, int], float] = {}
         self._sizes: set[str] = set()
         loop.later(SWEEP_SECONDS, self._sweep)
@@ -269,6 +295,10 @@ class Exchange:
             self._last[key] = at
             self.loop.at(at, listener.arrive, envelope)
 
+    def hold(self, sender: Outlet, envelope: Envelope) -> None:
+        """A server that stands still has it, and does nothing with it."""
+        self._held.append((sender, envelope))
+
     def store_soon(self, envelope: Envelope) -> None:
         """It is on its way into the log, whatever becomes of its sender."""
         self.loop.later(STORE_SECONDS * self._chance.random(), self._store, envelope)
@@ -285,6 +315,9 @@ class Exchange:
 
     def sample(self, envelopes: Sequence[Envelope]) -> None:
         """Samples that arrive together."""
+        if self.still_since is not None:
+            self._held_samples.append([replace(item, event=item.event.model_copy()) for item in envelopes])
+            return
         for outlet, handler in self._samplers:
             if outlet.alive and not self.out:
                 copies = envelopes
@@ -309,7 +342,7 @@ class Exchange:
 
     def _sweep(self) -> None:
         self.loop.later(SWEEP_SECONDS, self._sweep)
-        if not self.out:
+        if not self.out and self.still_since is None:
             for listener in (*self.listeners, *self.crowd.everybody()):
                 listener.fill()
 
@@ -326,6 +359,29 @@ class Exchange:
             self.loop.later(self._chance.random() * 0.2, outlet.back)
         for listener in (*self.listeners, *self.crowd.everybody()):
             self.loop.later(0.2 + self._chance.random() * 0.3, listener.fill)
+
+    def stand_still(self) -> None:
+        """The server stops, and nobody is told."""
+        if self.still_since is None:
+            self.still_since = self.loop.now
+
+    def go_on(self) -> None:
+        """The server goes on with all that it has."""
+        if self.still_since is None:
+            return
+        seconds = self.loop.now - self.still_since
+        self.still_since, self.moving_since = None, self.loop.now
+        held, self._held = self._held, []
+        for sender, envelope in held:
+            self.deliver(sender, envelope)
+            self.store_soon(envelope)
+        samples, self._held_samples = self._held_samples, []
+        for envelopes in samples:
+            self.sample(envelopes)
+        if seconds > STILL_SECONDS:
+            self.since = self.loop.now
+        if seconds > LOST_SECONDS:
+            self.come_back()
 
     def ask(self, machine: str) -> ProbeAnswer:
         """What a probe finds."""

@@ -14,6 +14,7 @@ from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Core, Output
 from trainmover.services.leases import PERIOD
+from trainmover.services.reasons import is_silence
 from trainmover.simulator.bus import JOB, Exchange
 from trainmover.simulator.clock import Process, VirtualLoop
 from trainmover.simulator.faults import Faults
@@ -22,6 +23,9 @@ from trainmover.simulator.machines import SimulatedMachine
 from trainmover.simulator.setup import BEGIN, Setup
 from trainmover.simulator.training import Training
 from trainmover.simulator.watch import Violation, Watch
+
+WELL_SECONDS = 5.0
+"""Who has been well for this long is not silent."""
 
 PATIENCE = 15.0
 """Seconds that an operator looks at a job that is held before adding a machine."""
@@ -158,6 +162,8 @@ class Cluster:
         self._guard(self.watch.said, envelope)
         self.faults.said(envelope)
         event = envelope.event
+        if isinstance(event, say.MachineFailed):
+            self._guard(self._check_silence, event)
         if isinstance(event, say.StandbyReplenish):
             if self._chance.random() < self.setup.supply:
                 self.later(self._chance.uniform(0.2, 3.0), self._supply)
@@ -167,6 +173,17 @@ class Cluster:
         elif isinstance(event, say.JobHeld) and event.incident not in self._held:
             self._held.add(event.incident)
             self.later(PATIENCE * self._chance.uniform(0.5, 1.5), self._help, event.incident)
+
+    def _check_silence(self, event: say.MachineFailed) -> None:
+        """The bus's silence is not a machine's."""
+        machine = self.machines.get(event.machine)
+        if machine is None or machine.life != (event.machine, event.incarnation) or not machine.well:
+            return
+        seconds = self.now - machine.well_since
+        if is_silence(event.reason) and seconds > WELL_SECONDS:
+            raise Violation(
+                f"{machine} is declared dead ({event.reason}), and has been well for {seconds:.1f} s"
+            )
 
     def _supply(self) -> None:
         if not self.over:

@@ -61,6 +61,7 @@ class Faults:
         self.last = 0.0
         self._cluster = cluster
         self._chance = cluster.setup.random("faults")
+        self._still_chance = cluster.setup.random("standing still")
         self._ambushes: list[tuple[type[say.Event], int]] = []
         self._laid: list[tuple[type[say.Event], int, Act]] = []
         kinds: dict[Callable[[str, SimulatedMachine | None], str], int] = {
@@ -317,10 +318,12 @@ class Faults:
 
     def _stall(self, why: str, machine: SimulatedMachine | None) -> str:
         exchange = self._cluster.exchange
-        if exchange.stalled or exchange.out:
+        if exchange.stalled or exchange.out or exchange.still_since is not None:
             return ""
-        exchange.stalled = True
         seconds = self._chance.uniform(4.0, 9.0)
+        if self._still_chance.random() < 0.5:
+            return self._stand_still()
+        exchange.stalled = True
 
         def end() -> None:
             exchange.stalled = False
@@ -328,9 +331,17 @@ class Faults:
         self._undo(seconds, "the log takes events again", end)
         return f"the log stalls for {seconds:.1f} s"
 
+    def _stand_still(self) -> str:
+        """The whole server stops, not its log alone."""
+        chance = self._still_chance
+        seconds = chance.choice([0.6, 1.5, 2.5, 3.0, 4.0, 9.0]) * chance.uniform(0.7, 1.3)
+        self._cluster.exchange.stand_still()
+        self._undo(seconds, "the bus goes on", self._cluster.exchange.go_on)
+        return f"the bus stands still for {seconds:.1f} s"
+
     def _outage(self, why: str, machine: SimulatedMachine | None) -> str:
         exchange = self._cluster.exchange
-        if exchange.stalled or exchange.out:
+        if exchange.stalled or exchange.out or exchange.still_since is not None:
             return ""
         exchange.go_out()
         seconds = self._chance.uniform(0.2, 6.0)

@@ -36,6 +36,7 @@ class SimulatedMachine:
         hanging: it vanished without a word: connections to it do not break, they hang.
         apart: no packet gets from or to other machines.
         ending: why it left, once it did.
+        well_since: when it last began to run and to reach everybody, if it does.
         on_unheard: told of its name when it was declared dead without having lost a rank, or its replica
             pauses: it joins again.
     """
@@ -50,6 +51,7 @@ class SimulatedMachine:
         self.hanging = False
         self.apart = False
         self.ending = ""
+        self.well_since = exchange.loop.now
         self.ranks = RankSet()
         self.relay = Relay(name, cast("Ranks", self.ranks))
         self.lost_a_rank = False
@@ -117,7 +119,7 @@ class SimulatedMachine:
 
     def fill(self) -> None:
         """Read from the log what was missed."""
-        if self.outlet.cut or self._exchange.out:
+        if self.outlet.cut or self._exchange.out or self._exchange.still_since is not None:
             return
         for place, envelope in self._exchange.crowd.since(self.name, self._cursor):
             self._cursor = place + 1
@@ -317,6 +319,7 @@ class SimulatedMachine:
         """It goes on with what it has missed, the bus port's repeats too."""
         if self.alive and self.process.frozen:
             self._exchange.loop.thaw(self.process)
+            self.well_since = self._exchange.loop.now
             self.outlet.back()
             self.fill()
             self.go_on()
@@ -333,6 +336,7 @@ class SimulatedMachine:
         if self.alive:
             self.outlet.cut = self.apart = False
             self._gone_at = None
+            self.well_since = self._exchange.loop.now
             self.outlet.back()
             self.later(0.2, self.fill)
             self.training.look_again()

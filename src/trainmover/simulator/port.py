@@ -15,8 +15,11 @@ from trainmover.events.catalogue import Heartbeat
 from trainmover.events.envelope import Envelope
 from trainmover.events.feed import FeedQueue
 from trainmover.events.filters import check_filters, check_types, wanted
-from trainmover.simulator.bus import JOB, Exchange
+from trainmover.simulator.bus import JOB, LOST_SECONDS, Exchange
 from trainmover.simulator.clock import Process
+
+LOOK_SECONDS = 0.05
+"""A message to oneself on a bus that stands still: how soon it is back when the bus goes on."""
 
 
 class SimulatedFeed(FeedQueue):
@@ -49,8 +52,9 @@ class SimulatedFeed(FeedQueue):
 
     def fill(self) -> None:
         """See :class:`Listener`."""
-        log = self._exchange.log
-        while not self._exchange.out and self._cursor < len(log):
+        exchange = self._exchange
+        log = exchange.log
+        while not exchange.out and exchange.still_since is None and self._cursor < len(log):
             envelope = log[self._cursor]
             if self.wants(envelope) and not self.offer(envelope, stored=True):
                 return
@@ -97,7 +101,18 @@ class SimulatedBus(Bus):
         """See :class:`trainmover.events.bus.Bus`."""
         if not self.reachable:
             return 0.0
+        still_since = self._exchange.still_since
+        if still_since is not None and self._exchange.loop.now - still_since > LOST_SECONDS:
+            return 0.0
         return max(self._exchange.loop.now - self._exchange.since, 1e-9)
+
+    async def echo(self, limit: float) -> bool:
+        """See :class:`trainmover.events.bus.Bus`."""
+        exchange = self._exchange
+        until = exchange.loop.now + limit
+        while exchange.still_since is not None and exchange.loop.now < until:
+            await asyncio.sleep(LOOK_SECONDS)
+        return self.reachable and exchange.still_since is None
 
     async def publish(self, envelope: Envelope) -> None:
         """See :class:`trainmover.events.bus.Bus`."""
@@ -115,7 +130,8 @@ class SimulatedBus(Bus):
     async def feed(self, areas: Sequence[str] | None = None, *, history: bool) -> SimulatedFeed:
         """See :class:`trainmover.events.bus.Bus`."""
         self._check()
-        if self._exchange.out or (history and self._exchange.stalled):
+        away = self._exchange.out or self._exchange.still_since is not None
+        if away or (history and self._exchange.stalled):
             raise BusError("the bus is away")
         feed = SimulatedFeed(self._exchange, self.process, check_filters(areas), history=history)
         self._exchange.listeners.append(feed)
@@ -131,12 +147,15 @@ class SimulatedBus(Bus):
     async def probe(self, machine: str, limit: float) -> ProbeAnswer:
         """See :class:`trainmover.events.bus.Bus`."""
         self._check()
-        if self._exchange.out:
-            raise BusError(f"the bus was away while {machine} was probed")
-        answer = self._exchange.ask(machine)
+        exchange = self._exchange
+        began = exchange.loop.now
+        if not await self.echo(limit):
+            raise BusError(f"the bus was away or stood still while {machine} was probed")
+        answer = exchange.ask(machine)
         await asyncio.sleep(limit if answer == "silent" else 0.001)
-        if self._exchange.out:
-            raise BusError(f"the bus was away while {machine} was probed")
+        stood = exchange.still_since is not None or exchange.moving_since >= began
+        if exchange.out or (answer != "alive" and stood):
+            raise BusError(f"the bus was away or stood still while {machine} was probed")
         return answer
 
     async def answer_probes(self, machine: str) -> None:

@@ -300,6 +300,7 @@ class _Course:
         """Let the services end in good order."""
         cluster = self._cluster
         cluster.exchange.stalled = cluster.exchange.out = False
+        cluster.exchange.go_on()
         for outlet in tuple(cluster.exchange.outlets):
             outlet.back()
         tasks = [task for host in cluster.hosts.values() if (task := host.end()) is not None]

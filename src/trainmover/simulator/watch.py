@@ -16,6 +16,8 @@ time that passes.  What never lives here: what goes wrong, and what a run must h
   at which training stands.
 - *A standby is used once*: it has one open assignment at most, and no seat then (a service that was
   born again may repeat an assignment that has been carried out).
+- *The bus's silence is not a machine's*: who has been well for some seconds is not declared dead for being
+  silent, whatever becomes of the bus and the services meanwhile (see ``cluster``).
 - *The same words for the same cause*: an id never means two things; a life is declared dead once.
 - *A core does not raise.*
 
