@@ -124,7 +124,7 @@ class Connection:
 
     @property
     def connected_for(self) -> float:
-        """Seconds since the connection stands, or an echo came back after others had not; 0.0: there is none."""
+        """Seconds since the connection stands, or an echo came back after one had not; 0.0: there is none."""
         if self._client is None or not self._client.is_connected:
             return 0.0
         return max(asyncio.get_running_loop().time() - self._since, 1e-9)
@@ -166,7 +166,7 @@ class Connection:
         return True
 
     async def echo(self, limit: float) -> bool:
-        """Send ourselves a message; False: it was not back after ``limit`` seconds, or there is no connection.
+        """Send ourselves a message; False: it was not back after ``limit`` seconds, or none could be sent.
 
         When it is back, the server has carried out all that this client was given before.
         """

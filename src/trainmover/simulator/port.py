@@ -110,7 +110,7 @@ class SimulatedBus(Bus):
         """See :class:`trainmover.events.bus.Bus`."""
         exchange = self._exchange
         until = exchange.loop.now + limit
-        while exchange.still_since is not None and exchange.loop.now < until:
+        while exchange.still_since is not None and exchange.loop.now < until:  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(LOOK_SECONDS)
         return self.reachable and exchange.still_since is None
 
