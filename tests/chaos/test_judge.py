@@ -26,7 +26,7 @@ from trainmover.faults import parse_faults
 def test_whoever_is_declared_dead_for_silence_was_hit_by_something(
     tmp_path: Path, reason: str, wronged: list[str]
 ) -> None:
-    """A machine that the plan kills, stops or cuts off may be silent; one to which nothing is done may not."""
+    """A machine that the plan kills, stops or cuts off may be silent; one that nothing is done to may not."""
     plan = Plan(
         0,
         parse_faults(["kill:machine=1,step=3", "move:machine=0,step=9"]),
