@@ -52,3 +52,27 @@ def test_a_machine_and_its_mirror_are_killed(tmp_path: Path) -> None:
     )
     assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
     assert {item["steps_lost"] for item in outcome.report["incidents"]} <= {2, 7}
+
+
+@pytest.mark.long(every=0)
+@pytest.mark.parametrize("script", [FSDP, SHARDED], ids=["fsdp", "sharded"])
+def test_a_shard_is_lost_that_only_checkpoints_have(script: Script, tmp_path: Path) -> None:
+    """With ``--state checkpoint`` one lost machine takes all back to the checkpoint before, and it is said."""
+    folders = [tmp_path / name for name in ("straight", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    straight = train(folders[0], standbys=0, steps=STEPS, script=script)
+    outcome = train(
+        folders[1],
+        "kill:machine=1,step=17",
+        steps=STEPS,
+        script=script,
+        flags=("--state", "checkpoint", "--checkpoint-every", "5"),
+    )
+    assert (outcome.digest, outcome.losses) == (straight.digest, straight.losses)
+    assert outcome.incidents == [("failure", "m1")]
+    (incident,) = outcome.report["incidents"]
+    assert (incident["steps_lost"], incident["step"]) in ((2, 15), (7, 10))
+    state = outcome.report["state"]
+    assert (state["policy"], state["ranks_without_replica"], state["ranks_mirrored"]) == ("checkpoint", 3, 0)
+    assert "a loss goes back to step" in state["a_loss"]
