@@ -57,7 +57,7 @@ def test_a_machine_and_its_mirror_are_killed(tmp_path: Path) -> None:
 @pytest.mark.long(every=0)
 @pytest.mark.parametrize("script", [FSDP, SHARDED], ids=["fsdp", "sharded"])
 def test_a_shard_is_lost_that_only_checkpoints_have(script: Script, tmp_path: Path) -> None:
-    """With ``--state checkpoint`` one lost machine takes all back to the checkpoint before, and it is said."""
+    """With ``--state checkpoint`` one lost machine takes all back to the checkpoint before; that is said."""
     folders = [tmp_path / name for name in ("straight", "killed")]
     for folder in folders:
         folder.mkdir()

@@ -54,6 +54,13 @@ def test_jobs_that_shrink(first: int) -> None:
     assert min(switches["shrink"], switches["grow"]) > 0.1 * BLOCK, switches
 
 
+def test_a_machine_that_nobody_had_heard_of_is_started_again() -> None:
+    """Killed before it had joined, while the bus was away: nothing in the log tells of it."""
+    outcome = simulate(draw(6496))
+    assert not whole(outcome), whole(outcome)
+    assert outcome.ending == "completed"
+
+
 @pytest.mark.parametrize("roles", [1, 4])
 def test_a_long_run(roles: int) -> None:
     """A job that runs for a quarter of an hour and has a fault every twenty seconds."""

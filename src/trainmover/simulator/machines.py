@@ -27,6 +27,9 @@ from trainmover.simulator.setup import BEGIN
 if TYPE_CHECKING:
     from trainmover.simulator.training import Training
 
+START_AGAIN_SECONDS = 1.0
+"""Until whoever starts machines starts one again that ended before it had joined."""
+
 
 class SimulatedMachine:
     """One life of one machine; see the module.
@@ -293,10 +296,17 @@ class SimulatedMachine:
     # -- what befalls it -----------------------------------------------------------------------------
 
     def kill(self, *, hanging: bool = False) -> None:
-        """It is gone at once; ``hanging``: as by a power loss, no connection is closed."""
+        """It is gone at once; ``hanging``: as by a power loss, no connection is closed.
+
+        One that nobody had heard of yet is started again by who started it, as ``trainmover run`` does.
+        """
         if not self.alive:
             return
+        away = self.outlet.cut or self._exchange.out
+        unheard = away and f"{self.name}-{self.incarnation}-1" in self.outlet.unstored
         self._vanish(hanging=hanging)
+        if unheard:
+            self._exchange.loop.later(START_AGAIN_SECONDS, self.on_unheard, self.name)
 
     def _vanish(self, *, hanging: bool) -> None:
         self.alive, self.hanging = False, hanging
