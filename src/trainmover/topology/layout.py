@@ -55,7 +55,9 @@ class Layout:
     def vacant(self) -> frozenset[int]:
         """Positions where nobody sits; found when it is first asked for."""
         if self._vacant is None:
-            found = frozenset(seat for seat, machine in enumerate(self.machines) if not machine)
+            found: frozenset[int] = frozenset()
+            if VACANT in self.machines:  # mostly not, and of many thousand machines only this is quick
+                found = frozenset(seat for seat, machine in enumerate(self.machines) if not machine)
             object.__setattr__(self, "_vacant", found)
             return found
         return self._vacant
