@@ -10,7 +10,7 @@ import torch
 
 from tests.ccl.test_walks import same, values
 from tests.ccl.worlds import GROUP, Member, World, add
-from trainmover.ccl import algorithms, halving_walks, shared_walks, tree_walks, view, walks
+from trainmover.ccl import algorithms, sizes, walks
 from trainmover.ccl.calls import Call
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.tags import MESSAGE, tag_of
@@ -57,14 +57,15 @@ class Shrunk(World):
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces so small that a few thousand elements are many of them, on every road."""
-    monkeypatch.setattr(shared_walks, "INPUT_BYTES", 32 * 1024)
-    monkeypatch.setattr(algorithms, "SHARED_BYTES", 4096)
-    monkeypatch.setattr(algorithms, "LAYERED_BYTES", 4096)
-    monkeypatch.setattr(algorithms, "DOUBLING_BYTES", 1024)
-    monkeypatch.setattr(view, "PIECE_BYTES", 8192)
-    monkeypatch.setattr(view, "LEAST_PIECE_BYTES", 4096)
-    monkeypatch.setattr(tree_walks, "PIECE_BYTES", 8192)
-    monkeypatch.setattr(halving_walks, "PIECE_BYTES", 8192)
+    monkeypatch.setattr(sizes, "SHARED_PIECE_BYTES", 32 * 1024)
+    monkeypatch.setattr(sizes, "SHARED_BYTES", 4096)
+    monkeypatch.setattr(sizes, "SHARED_PARTS_BYTES", 4096)
+    monkeypatch.setattr(sizes, "LAYERED_BYTES", 4096)
+    monkeypatch.setattr(sizes, "DOUBLING_BYTES", 1024)
+    monkeypatch.setattr(sizes, "MESH_PIECE_BYTES", 8192)
+    monkeypatch.setattr(sizes, "LEAST_MESH_PIECE_BYTES", 4096)
+    monkeypatch.setattr(sizes, "TREE_PIECE_BYTES", 8192)
+    monkeypatch.setattr(sizes, "HALVING_PIECE_BYTES", 8192)
 
 
 @pytest.fixture(params=SHRUNK, ids=lambda case: f"{case[0]}x{case[1]}-{case[2]}")

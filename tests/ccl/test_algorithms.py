@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from tests.ccl.test_walks import same, values
 from tests.ccl.worlds import GROUP, World, add
-from trainmover.ccl import algorithms, halving_walks, layered_walks, shared_walks, tree_walks, view, walks
+from trainmover.ccl import (
+    algorithms,
+    layered_walks,
+    sizes,
+    tree_walks,
+    walks,
+)
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.tags import tag_of
 from trainmover.topology.bracket import cells, reduce_in_order
@@ -25,16 +31,17 @@ KINDS = [torch.float32, torch.bfloat16, torch.int64]
 def small_pieces() -> Iterator[None]:
     """Pieces and chunks so small that a few thousand elements are many of them, on every road."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_walks, "INPUT_BYTES", CHUNK)
-        patch.setattr(shared_walks, "BLOCK_BYTES", 2048)
-        patch.setattr(shared_walks, "WHOLE_BYTES", 16 * 1024)
-        patch.setattr(algorithms, "SHARED_BYTES", 4096)
-        patch.setattr(algorithms, "LAYERED_BYTES", 4096)
-        patch.setattr(algorithms, "DOUBLING_BYTES", 1024)
-        patch.setattr(view, "PIECE_BYTES", 8192)
-        patch.setattr(view, "LEAST_PIECE_BYTES", 4096)
-        patch.setattr(tree_walks, "PIECE_BYTES", 8192)
-        patch.setattr(halving_walks, "PIECE_BYTES", 8192)
+        patch.setattr(sizes, "SHARED_PIECE_BYTES", CHUNK)
+        patch.setattr(sizes, "BLOCK_BYTES", 2048)
+        patch.setattr(sizes, "SHARED_WHOLE_BYTES", 16 * 1024)
+        patch.setattr(sizes, "SHARED_BYTES", 4096)
+        patch.setattr(sizes, "SHARED_PARTS_BYTES", 4096)
+        patch.setattr(sizes, "LAYERED_BYTES", 4096)
+        patch.setattr(sizes, "DOUBLING_BYTES", 1024)
+        patch.setattr(sizes, "MESH_PIECE_BYTES", 8192)
+        patch.setattr(sizes, "LEAST_MESH_PIECE_BYTES", 4096)
+        patch.setattr(sizes, "TREE_PIECE_BYTES", 8192)
+        patch.setattr(sizes, "HALVING_PIECE_BYTES", 8192)
         yield
 
 

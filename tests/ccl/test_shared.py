@@ -19,7 +19,7 @@ from tests.ccl.conftest import MakeWorld
 from tests.ccl.operations import OPERATIONS, Operation
 from tests.ccl.test_faults_in_flight import BREAKING, SIZE, Fault, run, strike_until_prompt
 from tests.ccl.worlds import GROUP, World, add, done_within, wait_until
-from trainmover.ccl import algorithms, shared, shared_walks, walks
+from trainmover.ccl import algorithms, shared, sizes, walks
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.shared import Window, Windows, swap_windows
@@ -33,13 +33,14 @@ LARGE = [
 ]
 """The operations that use windows."""
 
-COUNT = algorithms.SHARED_BYTES
+COUNT = 32 * 1024 + 1
 
 
 @pytest.fixture(autouse=True)
-def broadcasts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broadcasts of the size that the tests use go through windows as well."""
-    monkeypatch.setattr(algorithms, "SHARED_BROADCAST_BYTES", algorithms.SHARED_BYTES)
+def from_a_small_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything of the size that the tests use goes through windows."""
+    for name in ("SHARED_BYTES", "SHARED_PARTS_BYTES", "SHARED_BROADCAST_BYTES"):
+        monkeypatch.setattr(sizes, name, COUNT)
 
 
 def window_of(world: World, rank: int) -> Window:
@@ -228,11 +229,12 @@ def test_calls_that_follow_each_other_do_not_mix(calls: list[tuple[int, int, int
     made.switch()
     generator = torch.Generator().manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_walks, "INPUT_BYTES", 48 * 1024)
-        patch.setattr(shared_walks, "BLOCK_BYTES", 4096)
-        patch.setattr(shared_walks, "WHOLE_BYTES", 16 * 1024)
-        patch.setattr(algorithms, "SHARED_BYTES", 1)
-        patch.setattr(algorithms, "SHARED_BROADCAST_BYTES", 1)
+        patch.setattr(sizes, "SHARED_PIECE_BYTES", 48 * 1024)
+        patch.setattr(sizes, "BLOCK_BYTES", 4096)
+        patch.setattr(sizes, "SHARED_WHOLE_BYTES", 16 * 1024)
+        patch.setattr(sizes, "SHARED_BYTES", 1)
+        patch.setattr(sizes, "SHARED_PARTS_BYTES", 1)
+        patch.setattr(sizes, "SHARED_BROADCAST_BYTES", 1)
         late(patch, seed)
         for kind, count, root in calls:
             start_call(made, kind, count, root, generator)
@@ -296,7 +298,7 @@ def test_a_broken_call_leaves_the_windows_to_the_next_epoch(
 ) -> None:
     """An epoch that breaks in a large call, at another place each time, spoils none that follow."""
     made = world(3, 3)
-    monkeypatch.setattr(shared_walks, "INPUT_BYTES", 64 * 1024)
+    monkeypatch.setattr(sizes, "SHARED_PIECE_BYTES", 64 * 1024)
     late(monkeypatch, 7)
     for number in range(8):
         futures = [member.start(sum_call(torch.ones(400_000))) for member in made.members]
@@ -311,12 +313,12 @@ def test_a_broken_call_leaves_the_windows_to_the_next_epoch(
 def test_canonical_bits_with_odd_block_sizes(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the chunks and blocks, a sum of eight has the bits of the reference."""
     made = world(8, 8)
-    monkeypatch.setattr(shared_walks, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(sizes, "SHARED_WHOLE_BYTES", 0)
     parts = [torch.randn(30_011) * 10.0 ** (rank % 4) for rank in range(8)]
     expected = reduce_in_order((0,) * 8, parts, torch.add)
-    for chunk, block in ((64 * 1024, 512), (16 * 1024, 16 * 1024), (shared.INPUT_BYTES, shared.BLOCK_BYTES)):
-        monkeypatch.setattr(shared_walks, "INPUT_BYTES", chunk)
-        monkeypatch.setattr(shared_walks, "BLOCK_BYTES", block)
+    for chunk, block in ((64 * 1024, 512), (16 * 1024, 16 * 1024), (shared.INPUT_BYTES, sizes.BLOCK_BYTES)):
+        monkeypatch.setattr(sizes, "SHARED_PIECE_BYTES", chunk)
+        monkeypatch.setattr(sizes, "BLOCK_BYTES", block)
         outs = [part.clone() for part in parts]
 
         def body(group: walks.Group, outs: list[torch.Tensor] = outs) -> Steps:

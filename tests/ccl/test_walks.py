@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.worlds import World, add
-from trainmover.ccl import doubling_walks, halving_walks, tree_walks, view, walks
+from trainmover.ccl import doubling_walks, halving_walks, sizes, tree_walks, view, walks
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import combine_of
 from trainmover.ccl.tags import tag_of
@@ -19,7 +19,7 @@ from trainmover.topology.bracket import reduce_in_order
 
 TAG = tag_of("all_reduce")
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
-PIECE = view.PIECE_BYTES // 4
+PIECE = sizes.MESH_PIECE_BYTES // 4
 """Elements of float32 in a piece."""
 COUNTS = [1, 17, 4096, 4097, 3 * PIECE + 7]
 """One element; odd; the most that is exchanged whole; one more; several pieces per slice."""
@@ -242,11 +242,11 @@ def test_any_placement_follows_its_bracketing(
         world.each(one, range(size))
         return flats
 
-    large, least, tree = view.PIECE_BYTES, view.LEAST_PIECE_BYTES, tree_walks.PIECE_BYTES
+    large, least, tree = sizes.MESH_PIECE_BYTES, sizes.LEAST_MESH_PIECE_BYTES, sizes.TREE_PIECE_BYTES
     try:
         assert all(same(o, expected) for o in run(lambda g, t: doubling_walks.all_reduce(g, t, add, TAG)))
         assert all(same(o, expected) for o in run(lambda g, t: walks.all_reduce(g, t, add, TAG)))
-        view.PIECE_BYTES = view.LEAST_PIECE_BYTES = tree_walks.PIECE_BYTES = 4096
+        sizes.MESH_PIECE_BYTES = sizes.LEAST_MESH_PIECE_BYTES = sizes.TREE_PIECE_BYTES = 4096
         assert all(same(o, expected) for o in run(lambda g, t: walks.all_reduce(g, t, add, TAG)))
         assert all(same(o, expected) for o in run(lambda g, t: tree_walks.all_reduce(g, t, add, TAG)))
         assert same(run(lambda g, t: walks.reduce(g, t, 1, add, TAG))[1], expected)
@@ -254,7 +254,7 @@ def test_any_placement_follows_its_bracketing(
         assert all(map(same, outs, [expected[a:b].clone() for a, b in bounds]))
         assert all(map(same, kept, parts)), "the inputs are left as they are"
     finally:
-        view.PIECE_BYTES, view.LEAST_PIECE_BYTES, tree_walks.PIECE_BYTES = large, least, tree
+        sizes.MESH_PIECE_BYTES, sizes.LEAST_MESH_PIECE_BYTES, sizes.TREE_PIECE_BYTES = large, least, tree
 
 
 @given(st.integers(0, 10**6), st.integers(1, 40))
@@ -269,9 +269,9 @@ def test_slices_cover_everything_once(count: int, size: int) -> None:
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 4, 8]))
 def test_pieces_cover_a_run_and_stay_small(length: int, item: int) -> None:
     """No piece is larger than the staging memory that it must fit into."""
-    cut = list(walks.pieces(5, 5 + length, item, view.LEAST_PIECE_BYTES))
+    cut = list(walks.pieces(5, 5 + length, item, sizes.LEAST_MESH_PIECE_BYTES))
     assert sum(b - a for a, b in cut) == length
-    assert all((b - a) * item <= view.LEAST_PIECE_BYTES for a, b in cut)
+    assert all((b - a) * item <= sizes.LEAST_MESH_PIECE_BYTES for a, b in cut)
 
 
 def test_nothing_to_move_needs_no_memory(world: MakeWorld) -> None:

@@ -1,4 +1,4 @@
-"""Which algorithm a collective uses: the one place that chooses.
+"""Which algorithm a collective uses: the one place that chooses, by the sizes of :mod:`sizes`.
 
 Up to ``MESH_LIMIT`` members a group is a full mesh (:mod:`walks`; small sums by
 :mod:`doubling_walks`, large ones by :mod:`halving_walks` where the brackets are even), above it a
@@ -19,7 +19,15 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from trainmover.ccl import doubling_walks, halving_walks, layered_walks, shared_walks, tree_walks, walks
+from trainmover.ccl import (
+    doubling_walks,
+    halving_walks,
+    layered_walks,
+    shared_walks,
+    sizes,
+    tree_walks,
+    walks,
+)
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.tags import MESSAGE
 from trainmover.ccl.view import Group
@@ -29,18 +37,6 @@ from trainmover.topology.links import MESH_LIMIT
 from trainmover.topology.members import is_layered
 
 receive_any = walks.receive_any
-
-DOUBLING_BYTES = 256 * 1024
-"""Up to this size sums are made by doubling: few messages, each with the whole tensor."""
-
-SHARED_BYTES = 32 * 1024 + 1
-"""From this size on a tensor goes through shared windows; frames are quicker for less."""
-
-SHARED_BROADCAST_BYTES = 4 * 1024 * 1024
-"""The same for a broadcast to more than one other member."""
-
-LAYERED_BYTES = 64 * 1024
-"""From this size on a sum over machines with several members each is made inside the machines first."""
 
 
 def _mesh(group: Group) -> Group:
@@ -79,11 +75,11 @@ def on_demand(name: str, size: int, peer: int | None) -> Iterable[int]:
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
     group = group.present
-    if flat.nbytes >= SHARED_BYTES and _together(group):
+    if flat.nbytes >= sizes.SHARED_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.all_reduce(room, flat, combine))
-    if flat.nbytes >= LAYERED_BYTES and _layered(group):
+    if flat.nbytes >= sizes.LAYERED_BYTES and _layered(group):
         return (yield from layered_walks.all_reduce(group, flat, combine, tag, _over_links))
     return (yield from _over_links(group, flat, combine, tag))
 
@@ -91,7 +87,7 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
 def _over_links(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     if group.size > MESH_LIMIT:
         return (yield from tree_walks.all_reduce(group, flat, combine, tag))
-    if flat.nbytes <= DOUBLING_BYTES:
+    if flat.nbytes <= sizes.DOUBLING_BYTES:
         walk = doubling_walks.all_reduce
     else:
         walk = halving_walks.all_reduce if halving_walks.fits(group.tree, group.size) else walks.all_reduce
@@ -103,7 +99,7 @@ def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: i
     if root in group.absent:
         return
     group, root = group.present, group.there.index(root)
-    if flat.nbytes >= SHARED_BYTES and _together(group):
+    if flat.nbytes >= sizes.SHARED_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.reduce(room, flat, root, combine))
@@ -122,7 +118,7 @@ def reduce_scatter(
     """Member i ends with the combination of everybody's run ``bounds[i]`` of ``inputs``."""
     bounds = [bounds[member] for member in group.there] if group.absent else bounds
     group = group.present
-    if inputs.nbytes >= SHARED_BYTES and _together(group):
+    if inputs.nbytes >= sizes.SHARED_PARTS_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.reduce_scatter(room, inputs, output, bounds, combine))
@@ -134,7 +130,7 @@ def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
     if group.absent:
         root = 0 if root in group.absent else group.there.index(root)
         group = group.present
-    if flat.nbytes >= SHARED_BROADCAST_BYTES and group.size > 2 and _together(group):
+    if flat.nbytes >= sizes.SHARED_BROADCAST_BYTES and group.size > 2 and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.broadcast(room, flat, root))
@@ -147,7 +143,7 @@ def all_gather(group: Group, mine: torch.Tensor, outputs: Sequence[torch.Tensor]
     if group.absent:
         _zero(outputs[member] for member in group.absent)
         outputs, group = [outputs[member] for member in group.there], group.present
-    if sum(output.nbytes for output in outputs) >= SHARED_BYTES and _together(group):
+    if sum(output.nbytes for output in outputs) >= sizes.SHARED_PARTS_BYTES and _together(group):
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.all_gather(room, mine, outputs))

@@ -24,9 +24,6 @@ from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import as_bytes
 from trainmover.ccl.work import LOSES_WORKS
 
-AT_ONCE_BYTES = 64 * 1024
-"""A message of up to this size tries the short way."""
-
 
 def send_at_once(
     communicator: Communicator,
@@ -36,7 +33,7 @@ def send_at_once(
     peer: int,
     tag: int,
     key: str,
-) -> Future[Any] | bool:
+) -> tuple[Future[Any], Call] | bool:
     """Send a message of a live group now.
 
     Args:
@@ -49,18 +46,20 @@ def send_at_once(
         key: queue of what is sent to this peer.
 
     Returns:
-        True: it is out.  False: it must take the long way.  Else a future, as of a call.
+        True: it is out.  False: it must take the long way.  Else some of it is out: the future and the call
+        of the rest.
     """
     info, engine = communicator.groups[name], communicator.engine
     if not communicator.takes_short_ways or len(info.ranks) == 1:
         return False
     transfer = Transfer(as_bytes(flat), tag, flat)
-    futures: list[Future[Any]] = []
+    rest: list[tuple[Future[Any], Call]] = []
 
     def waiting() -> Walk:
         future: Future[Any] = Future()
-        futures.append(future)
         call = Call(MESSAGE, "", list(outputs), True, lambda *_: _until(transfer), peer=peer)
+        call.drive = engine.drive
+        rest.append((future, call))
         return Walk(
             f"{MESSAGE} of group {name!r}",
             lambda: _until(transfer),
@@ -74,7 +73,7 @@ def send_at_once(
         return False
     info.calls += 1
     info.sends_to.add(peer)
-    return futures[0] if futures else True
+    return rest[0] if rest else True
 
 
 def _until(transfer: Transfer) -> Steps:

@@ -18,6 +18,7 @@ from itertools import islice
 
 import torch
 
+from trainmover.ccl import sizes
 from trainmover.ccl.doubling_walks import swaps
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
@@ -25,9 +26,6 @@ from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group, as_bytes
 from trainmover.ccl.walks import pieces
 from trainmover.topology.bracket import Bracket
-
-PIECE_BYTES = 1024 * 1024
-"""What two members sum up at a time; more of them four times as much, since they cut it more often."""
 
 PIECES = 2
 """How many pieces are under way at a time: one is combined while others travel."""
@@ -51,7 +49,7 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
     """Every member of a full mesh that :func:`fits` ends with the canonical combination; in place."""
     if group.size == 1 or flat.numel() == 0:
         return
-    piece_bytes = PIECE_BYTES if group.size == 2 else 4 * PIECE_BYTES
+    piece_bytes = sizes.HALVING_PIECE_BYTES * (1 if group.size == 2 else 4)
     cuts = list(pieces(0, flat.numel(), flat.element_size(), piece_bytes))
     sends: list[Transfer] = []
     fresh = (

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from trainmover.ccl import algorithms
 from trainmover.ccl.arguments import Tensors, member, one
-from trainmover.ccl.at_once import AT_ONCE_BYTES, receive_at_once, send_at_once
+from trainmover.ccl.at_once import receive_at_once, send_at_once
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.launch import Launcher
@@ -46,13 +46,13 @@ class Messages(Launcher):
         tensor, memory = one(tensors, "send"), Memory()
         member(peer, self._count, "send")
         frame_tag, flat = message_tag(checked(tag)), memory.read(tensor)
-        if flat.nbytes <= AT_ONCE_BYTES and memory.device is None and self._window is None:
+        if memory.device is None and self._window is None:
             queue = f"{self._key} to {peer}"
             sent = send_at_once(self._communicator, self._key, flat, tensors, peer, frame_tag, queue)
             if sent is True:
                 return done(tensors)
             if sent is not False:
-                return work_of(sent)
+                return work_of(*sent)
 
         def walk(group: Group, _: int) -> Steps:
             return algorithms.send(group, flat, peer, frame_tag)

@@ -22,24 +22,24 @@ import threading
 
 import torch
 
+from trainmover.ccl import sizes
 from trainmover.errors import LinkError
 
-INPUT_BYTES = 4 * 1024 * 1024
-"""What a rank shows its neighbours at a time."""
+INPUT_BYTES = sizes.SHARED_PIECE_BYTES
+"""What a place has room for of what a rank shows its neighbours."""
 
 RESULT_BYTES = INPUT_BYTES // 2
 """Room for the part of a result that a rank owns: at most half, with two members."""
 
-HALF_BYTES = INPUT_BYTES + RESULT_BYTES
-"""Everything is there twice: one half is written while the other one is read."""
+PLACE_BYTES = INPUT_BYTES + RESULT_BYTES
+
+PLACES = 4
+"""So many places take turns: some are written while others are read."""
 
 NAME_BYTES = 16
-NAME_AT = 2 * HALF_BYTES
+NAME_AT = PLACES * PLACE_BYTES
 WINDOW_BYTES = NAME_AT + 4096
-"""Two halves, and a page that holds the window's name."""
-
-BLOCK_BYTES = 256 * 1024
-"""Parts are combined in blocks of this size, so that what is in between stays in the cache."""
+"""The places, and a page that holds the window's name."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -48,7 +48,7 @@ class Window:
     """One window, own or a neighbour's, mapped into this process.
 
     Attributes:
-        step: how many times the halves have been used in this epoch, in turn; the same on all members.
+        step: how many times a place has been used in this epoch, in turn; the same on all members.
         epoch: the epoch that ``step`` belongs to.
         usable: whether all members on this machine have each other's windows, in this epoch.
     """
@@ -107,17 +107,17 @@ class Window:
 
     def input(self, step: int, like: torch.Tensor, count: int, offset: int = 0) -> torch.Tensor:
         """``count`` elements of what is shown in this step, from byte ``offset`` on."""
-        return self._view(step % 2 * HALF_BYTES + offset, like, count)
+        return self._view(step % PLACES * PLACE_BYTES + offset, like, count)
 
     def result(self, step: int, like: torch.Tensor, count: int) -> torch.Tensor:
         """``count`` elements of the owner's part of the result of this step."""
-        return self._view(step % 2 * HALF_BYTES + INPUT_BYTES, like, count)
+        return self._view(step % PLACES * PLACE_BYTES + INPUT_BYTES, like, count)
 
     def spare(self, like: torch.Tensor, count: int, places: int) -> list[torch.Tensor]:
         """Pieces of memory of this process alone, for what is in between while parts are combined."""
-        if len(self._spare) < places:
-            self._spare = [torch.empty(BLOCK_BYTES, dtype=torch.uint8) for _ in range(places)]
         size = count * like.element_size()
+        if len(self._spare) < places or any(len(piece) < size for piece in self._spare):
+            self._spare = [torch.empty(size, dtype=torch.uint8) for _ in range(places)]
         return [self._spare[place][:size].view(like.dtype) for place in range(places)]
 
     def _view(self, start: int, like: torch.Tensor, count: int) -> torch.Tensor:

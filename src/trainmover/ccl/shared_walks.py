@@ -5,18 +5,21 @@ Those that gain by it: reductions, and what everybody or many read.  What one me
 
 Each member copies what others need of its tensor into its own window, tells them with empty frames on
 their links, and takes what it needs straight out of theirs.  Reductions are slice-wise: member j combines
-slice j of every chunk in the canonical bracketing and shows the result in its window.  Large tensors go
-in chunks, through the two halves of the windows in turn.
+slice j of every piece in the canonical bracketing and shows the result in its window.  Large tensors go
+in pieces, through the places of the windows in turn.
 
-*When a place may be written again.*  A :class:`Room` counts steps; step s uses half s mod 2, and all members
-take the same steps.  At the end of every walk here holds: the half that the next step uses is read by
-nobody.  Two ways to keep that:
+*When a place may be written again.*  A :class:`Room` counts steps; step s uses place s mod 4, and all members
+take the same steps.  At the end of every walk here holds: the places that the next two steps use are read by
+nobody.  Three ways to keep that:
 
-- ``all_reduce``, ``reduce``, ``all_gather``, ``reduce_scatter``: in each step all members meet, and come
-  there only when they are done with reading the step before.  So at the end of step s nobody reads
-  the half of step s - 1.
-- ``broadcast`` stays within one half and takes no step: readers say when they are done, and the root
-  waits for all of them before it ends.
+- ``reduce``, ``all_gather``, ``reduce_scatter``, small sums: in each step all members meet, and come there
+  only when they are done with reading the step before.  So at its end only its own place has readers.
+- ``all_reduce`` looks ahead, so that nobody has to wait for the others' last word: before the meeting of step
+  s a member shows its piece of step s + 1, combines that of s - 1, and has taken the results of s - 3.  So
+  after the meeting nobody reads pieces up to s - 1 or results up to s - 3; at the end of the walk only the
+  results of its last two steps can still be read.
+- ``broadcast`` takes no step and stays within the places of the next two: readers say when they are done, and
+  the root waits for all of them before it ends.
 
 The frames carry the call's tag and the epoch, so members that make different calls are told so, and what
 belongs to a broken epoch is thrown away; in a new epoch the steps start at 0 on all members.
@@ -30,18 +33,16 @@ from functools import cache
 
 import torch
 
+from trainmover.ccl import sizes
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
-from trainmover.ccl.shared import BLOCK_BYTES, INPUT_BYTES, NAME_BYTES, Window
+from trainmover.ccl.shared import NAME_BYTES, Window
 from trainmover.ccl.transfer import Transfer
 from trainmover.ccl.view import Group
 from trainmover.ccl.walks import pieces, slices
 from trainmover.topology.bracket import Bracket
 
 NOTHING = memoryview(b"")
-
-WHOLE_BYTES = 1024 * 1024
-"""Up to this much reading per member a sum is made whole by everybody: it saves a second meeting."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class Room:
         """The current step."""
         return self.own.step
 
-    def advance(self) -> None:
-        """Take the next step."""
-        self.own.step += 1
+    def advance(self, steps: int = 2) -> None:
+        """Go on, mostly by two steps: of two places in turn more stays in the cache."""
+        self.own.step += steps
 
     def tell(self, members: Iterable[int]) -> None:
         """Say that my part is there (or that I am done reading)."""
@@ -79,21 +80,30 @@ class Room:
         return [self.group.receive_bytes(member, NOTHING, self.tag, None) for member in members]
 
     def meet(self) -> Steps:
-        """Go on when everybody is here.
+        """Go on when everybody is here."""
+        self.arrive()
+        yield from self.all_here()
+
+    def arrive(self) -> None:
+        """Say that I am here, and do not wait.
 
         Two members tell each other.  More of them tell the first one, who tells all: two hops instead
         of one, but each of the others is woken once and not by everybody.
         """
-        if self.group.size == 2 or self.group.me == 0:
-            others = self.group.others
-            if self.group.size == 2:
-                self.tell(others)
-            yield self.hear(others)
-            if self.group.size > 2:
-                self.tell(others)
-        else:
+        if self.group.size == 2:
+            self.tell(self.group.others)
+        elif self.group.me != 0:
             self.tell([0])
+
+    def all_here(self) -> Steps:
+        """Go on when everybody has arrived."""
+        if self.group.size == 2:
+            yield self.hear(self.group.others)
+        elif self.group.me != 0:
             yield self.hear([0])
+        else:
+            yield self.hear(self.group.others)
+            self.tell(self.group.others)
 
 
 def enter(group: Group, tag: int) -> Steps:
@@ -130,42 +140,44 @@ def _is_named(window: Window | None, name: bytearray) -> bool:
 
 def all_reduce(room: Room, flat: torch.Tensor, combine: Combine) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
-    group = room.group
-    if flat.nbytes * (group.size - 1) <= WHOLE_BYTES and flat.nbytes <= INPUT_BYTES:
+    group, most = room.group, sizes.SHARED_PIECE_BYTES
+    if flat.nbytes * (group.size - 1) <= sizes.SHARED_WHOLE_BYTES and flat.nbytes <= most:
         room.own.input(room.step, flat, flat.numel()).copy_(flat)
         yield from room.meet()
         _combine(room, flat, 0, combine, flat)
         room.advance()
         return
-    cuts = list(pieces(0, flat.numel(), flat.element_size(), INPUT_BYTES))
-    _show(room, flat, cuts[0], room.step)
-    yield from room.meet()
-    for k, (a, b) in enumerate(cuts):
-        step, bounds = room.step, slices(b - a, group.size)
-        if k + 1 < len(cuts):
-            _show(room, flat, cuts[k + 1], step + 1)
-        low, high = bounds[group.me]
-        mine = flat[a + low : a + high]
-        _combine(room, mine, low, combine, mine, room.own.result(step, flat, high - low))
-        yield from room.meet()
-        _take(room, flat[a:b], bounds, step)
-        room.advance()
+    size = min(most, max(sizes.LEAST_SHARED_PIECE_BYTES, flat.nbytes // 4))
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), size))
+    for ahead, cut in enumerate(cuts[:2]):
+        _show(room, flat, cut, room.step + ahead)
+    room.arrive()
+    for k, cut in enumerate(cuts):
+        yield from room.all_here()
+        _own_slice(room, flat, cut, combine)
+        if k + 2 < len(cuts):
+            _show(room, flat, cuts[k + 2], room.step + 2)
+        room.arrive()
+        if k:
+            _take(room, flat, cuts[k - 1], room.step - 1)
+        room.advance(1)
+    yield from room.all_here()
+    _take(room, flat, cuts[-1], room.step - 1)
 
 
 def reduce(room: Room, flat: torch.Tensor, root: int, combine: Combine) -> Steps:
     """The root ends with the canonical combination; in place there, untouched elsewhere."""
     group, others = room.group, room.group.others
-    for a, b in pieces(0, flat.numel(), flat.element_size(), INPUT_BYTES):
+    for a, b in pieces(0, flat.numel(), flat.element_size(), sizes.SHARED_PIECE_BYTES):
         _show(room, flat, (a, b), room.step)
         yield from room.meet()
-        bounds = slices(b - a, group.size)
-        low, high = bounds[group.me]
+        low, high = slices(b - a, group.size)[group.me]
         result = room.own.result(room.step, flat, high - low)
         _combine(room, flat[a + low : a + high], low, combine, result)
         if group.me == root:
             flat[a + low : a + high].copy_(result)
             yield room.hear(others)
-            _take(room, flat[a:b], bounds, room.step)
+            _take(room, flat, (a, b), room.step)
         else:
             room.tell([root])
         room.advance()
@@ -176,7 +188,7 @@ def reduce_scatter(
 ) -> Steps:
     """Member i ends with the combination of everybody's run ``bounds[i]`` of ``inputs``."""
     group, others, item = room.group, room.group.others, inputs.element_size()
-    lane = INPUT_BYTES // group.size // 64 * 64 // item
+    lane = sizes.SHARED_PIECE_BYTES // group.size // 64 * 64 // item
     start, end = bounds[group.me]
     for at in range(0, max(b - a for a, b in bounds), lane):
         for member in others:
@@ -191,12 +203,22 @@ def reduce_scatter(
 
 
 def _show(room: Room, flat: torch.Tensor, cut: tuple[int, int], step: int) -> None:
-    """Copy a chunk into my window, but for my own slice, which nobody else reads."""
+    """Copy a piece into my window, but for my own slice, which nobody else reads."""
     a, b = cut
     low, high = slices(b - a, room.group.size)[room.group.me]
     shown = room.own.input(step, flat, b - a)
-    shown[:low].copy_(flat[a : a + low])
-    shown[high:].copy_(flat[a + high : b])
+    if low:
+        shown[:low].copy_(flat[a : a + low])
+    if high < b - a:
+        shown[high:].copy_(flat[a + high : b])
+
+
+def _own_slice(room: Room, flat: torch.Tensor, cut: tuple[int, int], combine: Combine) -> None:
+    """Combine my slice of this step's piece, in place and to be seen in my window."""
+    a, b = cut
+    low, high = slices(b - a, room.group.size)[room.group.me]
+    mine = flat[a + low : a + high]
+    _combine(room, mine, low, combine, mine, room.own.result(room.step, flat, high - low))
 
 
 def _combine(
@@ -218,7 +240,7 @@ def _combine(
         mine if member == room.group.me else window.input(room.step, mine, count, offset * item)
         for member, window in enumerate(room.windows)
     ]
-    for a, b in pieces(0, count, item, BLOCK_BYTES):
+    for a, b in pieces(0, count, item, sizes.BLOCK_BYTES):
         block, spare = [part[a:b] for part in parts], room.own.spare(mine, b - a, places)
         # A block is read for the last time by the combination that writes the result.
         combine(_fold(left, block, combine, spare), _fold(right, block, combine, spare[1:]), out[a:b])
@@ -226,11 +248,13 @@ def _combine(
             copy[a:b].copy_(out[a:b])
 
 
-def _take(room: Room, chunk: torch.Tensor, bounds: list[tuple[int, int]], step: int) -> None:
-    """Copy the others' slices of a result out of their windows."""
+def _take(room: Room, flat: torch.Tensor, cut: tuple[int, int], step: int) -> None:
+    """Copy the others' slices of a piece's result out of their windows."""
+    a, b = cut
+    bounds = slices(b - a, room.group.size)
     for member in room.group.others:
         low, high = bounds[member]
-        chunk[low:high].copy_(room.windows[member].result(step, chunk, high - low))
+        flat[a + low : a + high].copy_(room.windows[member].result(step, flat, high - low))
 
 
 @cache
@@ -260,7 +284,7 @@ def all_gather(room: Room, mine: torch.Tensor, outputs: Sequence[torch.Tensor]) 
     if outputs[group.me] is not mine:
         outputs[group.me].copy_(mine)
     longest = max(output.numel() for output in outputs)
-    for a, b in pieces(0, longest, mine.element_size(), INPUT_BYTES):
+    for a, b in pieces(0, longest, mine.element_size(), sizes.SHARED_PIECE_BYTES):
         part = mine[a:b]
         room.own.input(room.step, part, part.numel()).copy_(part)
         yield from room.meet()
@@ -272,11 +296,11 @@ def all_gather(room: Room, mine: torch.Tensor, outputs: Sequence[torch.Tensor]) 
 
 def broadcast(room: Room, flat: torch.Tensor, root: int) -> Steps:
     """Everybody ends with the root's tensor; in place."""
-    others, turn = room.group.others, INPUT_BYTES // 2
+    others, turn = room.group.others, sizes.SHARED_PIECE_BYTES
     cuts = list(pieces(0, flat.numel(), flat.element_size(), turn))
     done: list[list[Transfer]] = []
     for k, (a, b) in enumerate(cuts):
-        place = room.windows[root].input(room.step, flat, b - a, k % 2 * turn)
+        place = room.windows[root].input(room.step + k % 2, flat, b - a)
         if room.group.me == root:
             if k >= 2:
                 yield done[k - 2]

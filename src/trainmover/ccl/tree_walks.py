@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 
+from trainmover.ccl import sizes
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.reduce import Combine
 from trainmover.ccl.transfer import Transfer
@@ -20,14 +21,11 @@ from trainmover.ccl.view import Group
 from trainmover.ccl.walks import pieces
 from trainmover.topology.bracket import Bracket, leader, merges_of
 
-PIECE_BYTES = 512 * 1024
-"""Pieces climb one behind the other: small ones keep every level of the tree busy."""
-
 
 def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> Steps:
     """Every member ends with the canonical combination of all; in place."""
     children, parent = group.family
-    cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), sizes.TREE_PIECE_BYTES)) or [(0, 0)]
     sends: list[Transfer] = []
     for k, (a, b) in enumerate(cuts):
         yield from _climb(group, children, flat[a:b], combine, tag, k % 2, cuts[0][1])
@@ -50,7 +48,7 @@ def reduce(group: Group, flat: torch.Tensor, root: int, combine: Combine, tag: i
     """
     children, parent = group.family
     mine = flat if group.me == root or not children else flat.clone()
-    cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), sizes.TREE_PIECE_BYTES)) or [(0, 0)]
     above = (group, parent) if parent is not None else (group.pairs, root)
     leads = parent is None
     sends: list[Transfer] = []
@@ -101,7 +99,7 @@ def broadcast(group: Group, flat: torch.Tensor, root: int, tag: int) -> Steps:
     """Everybody ends with the root's tensor, passed on piece by piece along the canonical tree."""
     before = towards(group.tree, group.size, root)
     after = [member for member in range(group.size) if before[member] == group.me != member]
-    cuts = list(pieces(0, flat.numel(), flat.element_size(), PIECE_BYTES)) or [(0, 0)]
+    cuts = list(pieces(0, flat.numel(), flat.element_size(), sizes.TREE_PIECE_BYTES)) or [(0, 0)]
     source = before[group.me]
     receives = [] if group.me == root else [group.receive(source, flat[a:b], tag) for a, b in cuts]
     sends: list[Transfer] = []

@@ -15,20 +15,13 @@ from functools import cached_property
 
 import torch
 
+from trainmover.ccl import sizes
 from trainmover.ccl.engine import Engine
 from trainmover.ccl.table import Slot
 from trainmover.ccl.transfer import Transfer
 from trainmover.errors import LinkError
 from trainmover.topology.bracket import Bracket, bracket, merges_of, restricted
 from trainmover.topology.links import Link, link, pair_link
-
-PIECE_BYTES = 4 * 1024 * 1024
-"""Reductions move in pieces of at most this size: large ones cost few wake-ups, small ones little memory."""
-
-LEAST_PIECE_BYTES = 16 * 1024
-
-STAGING_BYTES = 16 * 1024 * 1024
-"""What the members of a group may have staged at one rank: two pieces of each of them."""
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
@@ -170,8 +163,8 @@ class Group:
     @property
     def piece_bytes(self) -> int:
         """Reductions move in pieces of this size; from each member two of them are staged."""
-        room = STAGING_BYTES // (2 * max(1, self.size - 1))
-        return max(LEAST_PIECE_BYTES, min(PIECE_BYTES, room // 4096 * 4096))
+        room = sizes.STAGING_BYTES // (2 * max(1, self.size - 1))
+        return max(sizes.LEAST_MESH_PIECE_BYTES, min(sizes.MESH_PIECE_BYTES, room // 4096 * 4096))
 
     def stage(
         self,
