@@ -20,7 +20,7 @@ SHARED_BYTES = 128 * KIB + 1
 SHARED_PARTS_BYTES = 512 * KIB + 1
 """The same for all_gather and reduce_scatter, of all members' parts together."""
 
-SHARED_BROADCAST_BYTES = 4 * MIB
+SHARED_BROADCAST_BYTES = 1 * MIB
 """The same for a broadcast to more than one other member."""
 
 SHARED_WHOLE_BYTES = 2 * MIB
