@@ -46,6 +46,8 @@ class Connection(Incoming):
         self.said_bye = False
         self.window: Window | None = None
         """What the peer lets us see of its memory, when it is beside us."""
+        self.unanswered_since: float | None = None
+        """When it was first seen that what was sent is not acknowledged (``reach``)."""
         self._out: deque[_Out] = deque()
         self._sent = 0
         self._told = (True, False)
@@ -191,6 +193,10 @@ class Connection(Incoming):
         if wants != self._told:
             self._told = wants
             self._listener.interest_changed(self)
+
+    def give_up(self, reason: str) -> None:
+        """The peer is not reached any more."""
+        self._lost(reason)
 
     def _lost(self, reason: str) -> None:
         if self.closed:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 
+from trainmover.ccl import reach
 from trainmover.ccl.forks import own
 from trainmover.ccl.handshake import Hello, accept, dial
 from trainmover.ccl.plan import Peer, Plan
@@ -211,8 +212,12 @@ def _not_heard(sock: socket.socket, hearing: Future[None]) -> None:
 
 
 def _set_up(sock: socket.socket) -> None:
-    """Send at once; where no network lies between, do not pace, and keep what is under way in the cache."""
+    """Send at once, and ask whether the other end is there.
+
+    Where no network lies between, do not pace, and keep what is under way in the cache.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    reach.ask_when_idle(sock)
     if ip_address(sock.getpeername()[0]).is_loopback:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
         with contextlib.suppress(OSError):

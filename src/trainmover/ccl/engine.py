@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from trainmover.ccl import frames
+from trainmover.ccl import frames, reach
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.delivery import Deliveries
 from trainmover.ccl.poller import Poller
@@ -291,6 +291,7 @@ class Engine:
 
     def _run(self) -> None:
         self.schedule.start()
+        self._look_for_peers()
         leave_at = 0.0
         while True:
             self._wheel.hold()
@@ -334,6 +335,12 @@ class Engine:
             self._run_timers()
         if schedule.runnables:
             schedule.run()
+
+    def _look_for_peers(self) -> None:
+        """Give up connections whose other end does not answer any more."""
+        self.later(reach.LOOK_SECONDS, self._look_for_peers)
+        for connection in reach.unreached(self.table.connections(), time.monotonic()):
+            connection.give_up(f"nothing was acknowledged for {reach.UNREACHED_SECONDS:g} s")
 
     def _run_timers(self) -> None:
         while self._timers and self._timers[0][0] <= time.monotonic():

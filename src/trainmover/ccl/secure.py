@@ -53,6 +53,10 @@ class SecureSocket:
     def fileno(self) -> int:
         return self._tls.fileno()
 
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        """What the kernel says of the connection below."""
+        return self._tls.getsockopt(level, option, size)
+
     def close(self) -> None:
         """Close at once; links say goodbye in a frame of their own."""
         self._tls.close()

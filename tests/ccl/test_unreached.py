@@ -1,0 +1,81 @@
+"""Two machines that do not reach each other, though both live: links notice, in seconds.
+
+The kernel really drops what arrives: a socket filter does it, on one connection and without privileges.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import time
+
+import pytest
+import torch
+
+from tests.ccl.conftest import MakeWorld
+from tests.ccl.worlds import World, done_within
+from trainmover.ccl import reach
+
+SO_ATTACH_FILTER = 26
+NOTICED = 8.0
+"""Seconds; the limits are made short here."""
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of a second or two."""
+    monkeypatch.setattr(reach, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(reach, "UNREACHED_SECONDS", 1.0)
+    monkeypatch.setattr(reach, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(reach, "ASK_SECONDS", 1)
+    monkeypatch.setattr(reach, "ASK_TIMES", 1)
+
+
+def part(world: World, one: int, other: int) -> None:
+    """Drop every packet between two ranks, in both directions."""
+    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # "return 0"
+    program = struct.pack("HL", 1, ctypes.addressof(nothing))
+    for rank, peer in ((one, other), (other, one)):
+        sock = world[rank].connection(peer).sock
+        assert isinstance(sock, socket.socket)
+        sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+def test_who_sends_notices(world: MakeWorld) -> None:
+    """Nothing that was sent is acknowledged: both ends give the link up, and everybody's calls end."""
+    made = world(3)
+    made.check()
+    part(made, 0, 1)
+    futures = [member.all_reduce(torch.ones(4)) for member in made.members]
+    done_within(futures, NOTICED)
+    assert all(member.engine.broken for member in made.members)
+    blamed = {(rank, b.peer) for rank in range(3) for b in made[rank].breaks if not b.told}
+    assert blamed <= {(0, 1), (1, 0)}
+    assert blamed
+
+
+def test_who_only_waits_notices(world: MakeWorld) -> None:
+    """An end that has nothing to send learns it from the kernel, which asks."""
+    made = world(2)
+    part(made, 0, 1)
+    futures = [made[0].all_reduce(torch.ones(4))]
+    deadline = time.monotonic() + NOTICED
+    while not made[1].engine.broken:
+        assert time.monotonic() < deadline, "it would wait for ever"
+        time.sleep(0.05)
+    done_within(futures, NOTICED)
+    assert [b.peer for b in made[1].breaks] == [0]
+
+
+def test_a_slow_reader_is_reached(world: MakeWorld) -> None:
+    """A peer that reads nothing for a while, its window closed, acknowledges even that: nothing is lost."""
+    made = world(2)
+    large = [torch.ones(8_000_000), torch.ones(8_000_000)]
+    first = made[0].all_reduce(large[0])
+    time.sleep(4 * reach.UNREACHED_SECONDS)
+    assert not first.done()
+    assert not made[0].engine.broken
+    done_within([first, made[1].all_reduce(large[1])], 20.0)
+    assert not any(member.engine.broken for member in made.members)
+    assert all(bool((tensor == 2.0).all()) for tensor in large)
