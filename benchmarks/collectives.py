@@ -48,6 +48,7 @@ LIMITS = {
     "all_reduce_across_min_ratio": 1.0,
     "all_reduce_inside_min_ratio": 2.0,
     "small_latency_max_ratio": 1.5,
+    "small_cpu_max_ratio": 1.0,
     "other_min_ratio": 0.9,
 }
 """What the summary's figures should be: at least, for ``min``; at most, for ``max``."""
