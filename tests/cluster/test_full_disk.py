@@ -1,4 +1,4 @@
-"""The disk of the log is full while a joiner says its last words: the log has them in the end."""
+"""The disk of the run's folder is full: what is said then gets into the log, and the bus comes back."""
 
 from __future__ import annotations
 
@@ -44,3 +44,26 @@ def test_a_joiner_dies_while_the_disk_is_full(tmp_path: Path) -> None:
     assert "m3" not in stored, "its own words did not reach the log"
     copied = [event.headers["ce-type"] for event in said if isinstance(event, say.JournalCopy)]
     assert any("switch.prepared" in kind for kind in copied)
+
+
+@pytest.mark.long(every=0)
+@pytest.mark.skipif(bool(why := disk.why_not()), reason=why or "possible")
+def test_the_bus_dies_while_the_disk_is_full(tmp_path: Path) -> None:
+    """It is started again when there is room: before, it could not, or would store nothing for good."""
+    plan = Plan(
+        seed=0,
+        faults=(FaultSpec.parse("kill:machine=1,step=80"),),
+        troubles=(
+            Trouble("disk", "", 4.0, "training.started", 1),
+            Trouble("bus", "", 0.0, "training.started", 1, 0.5),
+        ),
+    )
+    order = Order(str(tmp_path), str(TINY), ("--steps", "120"), 3, 1, 1, 7, plan)
+    disk.mount(order.run_dir)
+    try:
+        verdict = played(order, None, 120)
+    finally:
+        disk.unmount(order.run_dir)
+    assert verdict.complaints == ()
+    assert len(verdict.truth.losses) == 120
+    assert verdict.incidents == ("failure of m1",)

@@ -157,3 +157,64 @@ async def test_a_full_disk_is_noticed_and_another_start_ends_it(tmp_path):
     finally:
         server.kill()
         disk.unmount(folder)
+
+
+@pytest.mark.skipif(bool(why := disk.why_not()), reason=why or "possible")
+async def test_a_server_that_starts_on_a_full_disk_says_so_soon(tmp_path):
+    """It cannot write where it listens; when there is room, another start serves the same log."""
+    folder = tmp_path / "bus"
+    disk.mount(folder)
+    server = NatsServer(folder)
+    try:
+        server.start()
+        bus = await NatsBus.connect(server.url, JOB, "writer")
+        await bus.publish(left(0))
+        await bus.flush(10)
+        server.kill()
+        disk.fill(folder)
+        began = time.monotonic()
+        with pytest.raises((BusError, OSError), match=r"disk full|No space left"):
+            server.start()
+        assert time.monotonic() - began < 6
+        assert not server.running
+        disk.empty(folder)
+        server.start()
+        await bus.publish(left(1))
+        await bus.flush(20)
+        assert len(await (await bus.feed(history=True)).past(5)) == 2
+        await bus.close()
+    finally:
+        server.kill()
+        disk.unmount(folder)
+
+
+@pytest.mark.skipif(bool(why := disk.why_not()), reason=why or "possible")
+async def test_a_server_that_began_with_little_room_is_noticed(tmp_path):
+    """It takes the room that there was for the disk's size, and refuses what there is room for later."""
+    folder = tmp_path / "bus"
+    disk.mount(folder)
+    server = NatsServer(folder)
+    try:
+        server.start()
+        bus = await NatsBus.connect(server.url, JOB, "writer")
+        await bus.publish(left(0))
+        await bus.flush(10)
+        server.kill()
+        disk.fill(folder)
+        with (folder / disk.BALLAST).open("ab") as ballast:
+            ballast.truncate(ballast.tell() - (64 << 10))
+        server.start()
+        disk.empty(folder)
+        assert not server.cannot_write
+        for number in range(1, 200):
+            await bus.publish(left(number))
+        deadline = time.monotonic() + 20
+        while not server.cannot_write:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        server.restart()
+        await bus.flush(20)
+        await bus.close()
+    finally:
+        server.kill()
+        disk.unmount(folder)

@@ -41,8 +41,16 @@ MAX_PAYLOAD: Final = 2 << 20
 
 BINARY: Final = "nats-server"
 
-STUCK: Final = (b"failed to store a msg", b"critical write error", b"out of space")
+STUCK: Final = (
+    b"failed to store a msg",
+    b"critical write error",
+    b"out of space",
+    b"resource limits exceeded",  # it began when the disk was full, and takes that for the disk's size
+)
 """Words of the server's log when it cannot write a stream."""
+
+UNREADABLE_SECONDS: Final = 1.0
+"""A file of ports that cannot be read for so long was never written whole, and will not be."""
 
 _CONFIG = """\
 # Written by TrainMover; a restart writes it again.
@@ -196,7 +204,7 @@ class NatsServer:
 
         Raises:
             ConfigError: the binary is missing.
-            BusError: it ended at once, or did not answer within ``limit`` seconds.
+            BusError: it ended at once, could not write, or did not answer within ``limit`` seconds.
         """
         if self.running:
             return
@@ -277,6 +285,7 @@ class NatsServer:
 
     def _wait_ready(self, deadline: float, limit: float) -> None:
         said = "it wrote no port"
+        unreadable: float | None = None
         while time.monotonic() < deadline:
             if not self.running:
                 assert self._process is not None
@@ -289,6 +298,11 @@ class NatsServer:
                     self._ping(port, max(0.05, deadline - time.monotonic()))
                     self._port = port
                     return
+            except json.JSONDecodeError as error:
+                said = f"its file of ports is not whole: {error}"
+                unreadable = unreadable or time.monotonic()
+                if time.monotonic() - unreadable > UNREADABLE_SECONDS:
+                    raise BusError(f"nats-server could not say its port; is the disk full? {said}") from None
             except (OSError, ValueError) as error:
                 said = f"{type(error).__name__}: {error}"
             time.sleep(0.005)

@@ -59,6 +59,9 @@ LOG_PATIENCE: Final = 17.0
 LOG_LOOK_SECONDS: Final = 0.5
 ROOM_BYTES: Final = 1 << 20
 """With less room than this on its disk a server that cannot write is not started again."""
+ROOM_LOOK_SECONDS: Final = 0.2
+STARTS: Final = 3
+"""How often a server is tried to be started again, with room on the disk, before the job is given up."""
 QUIET_SECONDS: Final = 2.0
 """After a switch no program is started for so long: the first steps have the computer to themselves."""
 
@@ -215,7 +218,22 @@ class LocalRun:
                 self._finish(1, f"the bus ended {RESTARTS} times; see {server.log_file}")
                 return
             self._notice("the bus ended; it is started again")
-            server.start()
+            await self._start_again(server)
+
+    async def _start_again(self, server: NatsServer) -> None:
+        """Start a server when there is room: on a full disk it cannot, or takes the disk for that small."""
+        tries = 0
+        while True:
+            while shutil.disk_usage(server.folder).free < ROOM_BYTES:  # noqa: ASYNC110 - nobody tells of room
+                await asyncio.sleep(ROOM_LOOK_SECONDS)
+            try:
+                server.start()
+                return
+            except (BusError, OSError) as error:
+                tries += 1
+                if tries >= STARTS:
+                    raise
+                self._notice(f"the bus did not start ({error}); it is tried again")
 
     async def _keep_log(self, server: NatsServer) -> None:
         """Start a server again that could not write its log, once there is room: it does not by itself."""
@@ -224,6 +242,7 @@ class LocalRun:
             if server.cannot_write and shutil.disk_usage(server.folder).free >= ROOM_BYTES:
                 self._notice("the bus could not write its log and there is room again; it is started again")
                 server.kill()
+                await asyncio.sleep(RESTART_SECONDS / RESTARTS)
 
     async def _keep_service(self, name: str) -> None:
         ends: deque[float] = deque(maxlen=RESTARTS)

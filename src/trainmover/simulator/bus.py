@@ -160,8 +160,8 @@ class Outlet:
 
     @property
     def unstored(self) -> tuple[str, ...]:
-        """Ids of what was said and is not stored."""
-        return tuple(self._waiting)
+        """Ids of what was said and is not stored; copies of what others have said do not count."""
+        return tuple(name for name, e in self._waiting.items() if e.type != say.JournalCopy.type)
 
 
 ABOUT_ONE = (say.MachineJoined, say.MachineLaunch, say.StandbyWarm)
@@ -261,6 +261,7 @@ class Exchange:
         self._chance = setup.random("bus")
         self._setup = setup
         self._ids: set[str] = set()
+        self._copied: set[str] = set()
         self._samplers: list[tuple[Outlet, Handler]] = []
         self._held: list[tuple[Outlet, Envelope]] = []
         self._held_samples: list[Sequence[Envelope]] = []
@@ -306,12 +307,14 @@ class Exchange:
     def _store(self, envelope: Envelope) -> None:
         if envelope.id not in self._ids:
             self._ids.add(envelope.id)
+            if isinstance(envelope.event, say.JournalCopy):
+                self._copied.add(envelope.event.about)
             self.crowd.stored(len(self.log), envelope)
             self.log.append(envelope)
 
     def has(self, name: str) -> bool:
-        """The log has an event with this id."""
-        return name in self._ids
+        """The log has an event with this id, itself or in a copy."""
+        return name in self._ids or name in self._copied
 
     def sample(self, envelopes: Sequence[Envelope]) -> None:
         """Samples that arrive together."""
