@@ -19,6 +19,8 @@ import pytest
 
 from tests.cluster.test_roles import PIPELINES
 from tests.cluster.training import EXAMPLES, SMALL, STEPS, Outcome, end, train
+from trainmover.events.catalogue import CheckpointFailed
+from trainmover.events.log import read_log
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -97,6 +99,32 @@ def test_a_machine_is_lost_in_a_run_that_has_gone_on(undisturbed: Outcome, tmp_p
     assert outcome.digest == undisturbed.digest
     assert outcome.incidents == [("failure", "m1")]
     assert steps_in(checkpoints) == [STEPS - 4, STEPS]
+
+
+@pytest.mark.long(every=0)
+@pytest.mark.parametrize("machine", [0, 1])
+def test_a_machine_is_lost_at_the_very_end(machine: int, undisturbed: Outcome, tmp_path: Path) -> None:
+    """It has voted for the last step and writes nothing: there is a checkpoint after it all the same."""
+    outcome = train(
+        tmp_path,
+        f"kill:machine={machine},step={STEPS - 1},at=voted",
+        flags=("--checkpoint-every", "15"),
+    )
+    assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
+    assert outcome.incidents == [("failure", f"m{machine}")]
+    assert steps_in(tmp_path / "run" / "checkpoints") == [30, STEPS]
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.part"))
+
+
+@pytest.mark.long(every=0)
+def test_a_machine_is_moved_away_after_a_checkpoint(undisturbed: Outcome, tmp_path: Path) -> None:
+    """The leaver ends its part, and leaves in good order."""
+    outcome = train(tmp_path, "move:machine=1,step=30", flags=("--checkpoint-every", "15"))
+    assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
+    assert outcome.incidents == [("move", "m1")]
+    assert steps_in(tmp_path / "run" / "checkpoints") == [30, STEPS]
+    events = [record.envelope.event for record in read_log(tmp_path / "run" / "events.tmlog")]
+    assert not [event for event in events if isinstance(event, CheckpointFailed)]
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
