@@ -189,9 +189,10 @@ def test_what_is_whole_already_stays(url: bool, tmp_path: Path) -> None:
 
 def test_who_leaves_one_out_says_so_to_the_others(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that still writes the one before is not waited for."""
-    go_on, writes = threading.Event(), trio.makers[2]._write_tensors
+    writes_now, go_on, writes = threading.Event(), threading.Event(), trio.makers[2]._write_tensors
 
     def slowly(*arguments: object) -> object:
+        writes_now.set()
         go_on.wait(SOON)
         return writes(*arguments)  # type: ignore[arg-type]
 
@@ -199,7 +200,9 @@ def test_who_leaves_one_out_says_so_to_the_others(trio: Trio, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(trio.makers[2], "_write_tensors", slowly)
         trio.take(1, who=[2])
-        wait_until(lambda: trio.waiting == [True, False, False], "the first rank waits for the last")
+        assert writes_now.wait(SOON)
+        trio.over(1)
+        wait_until(lambda: trio.waiting[0], "the first rank waits for the last")
         trio.take(2, who=[0, 1])
         rank = trio.ranks[2]
         assert not trio.makers[2].take(2, 2, 3, rank.tracked, rank.tracked.private_values(), 1)
