@@ -19,8 +19,6 @@ import pytest
 
 from tests.cluster.test_roles import PIPELINES
 from tests.cluster.training import EXAMPLES, SMALL, STEPS, Outcome, end, train
-from trainmover.events.catalogue import CheckpointFailed
-from trainmover.events.log import read_log
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -114,17 +112,6 @@ def test_a_machine_is_lost_at_the_very_end(machine: int, undisturbed: Outcome, t
     assert outcome.incidents == [("failure", f"m{machine}")]
     assert steps_in(tmp_path / "run" / "checkpoints") == [30, STEPS]
     assert not list((tmp_path / "run" / "checkpoints").glob("*.part"))
-
-
-@pytest.mark.long(every=0)
-def test_a_machine_is_moved_away_after_a_checkpoint(undisturbed: Outcome, tmp_path: Path) -> None:
-    """The leaver ends its part, and leaves in good order."""
-    outcome = train(tmp_path, "move:machine=1,step=30", flags=("--checkpoint-every", "15"))
-    assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
-    assert outcome.incidents == [("move", "m1")]
-    assert steps_in(tmp_path / "run" / "checkpoints") == [30, STEPS]
-    events = [record.envelope.event for record in read_log(tmp_path / "run" / "events.tmlog")]
-    assert not [event for event in events if isinstance(event, CheckpointFailed)]
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
