@@ -10,6 +10,7 @@ from tests.ccl.worlds import GROUP, LIMIT, Member, World, done_within, wait_unti
 from trainmover.ccl import algorithms
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.engine import Steps
+from trainmover.ccl.group import TrainMoverGroup
 from trainmover.ccl.reduce import combine_of
 from trainmover.ccl.tags import MESSAGE, message_tag
 from trainmover.ccl.view import Group
@@ -83,6 +84,21 @@ def test_messages_of_one_tag_keep_their_order(three: World) -> None:
     arrived(other)
     arrived(*[receive(three[1], tensor, 0, tag=3) for tensor in got])
     assert [float(tensor[0]) for tensor in got] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_receives_keep_their_order_whichever_way_they_take(three: World) -> None:
+    """One that has to ask for the wheel, because somebody is at it, comes before one that finds it free."""
+    group, wheel = TrainMoverGroup(three[1].comm, GROUP, range(3)), three[1].engine._wheel
+    first, second = torch.zeros(5), torch.zeros(5)
+    assert wheel.take(LIMIT)
+    one = group.recv([first], 0)
+    wheel._lock.release()  # and no other thread comes to it, as the guest is still there
+    two = group.recv([second], 0)
+    wheel._guest.release()
+    done_within([send(three[0], number(1), 1), send(three[0], number(2), 1)], LIMIT)
+    assert one.wait()
+    assert two.wait()
+    assert (first[0], second[0]) == (1.0, 2.0)
 
 
 def test_a_receive_that_waits_does_not_hold_back_another_source(three: World) -> None:

@@ -175,6 +175,7 @@ class Engine:
             return False
         try:
             self._run_calls()
+            self.schedule.run()  # earlier receives are posted before this one
             if self.broken:
                 return False
             transfer.waiter = walk
