@@ -22,6 +22,13 @@ from trainmover.training.restore import load
 from trainmover.training.shelf import Shelf
 
 
+class Gone:
+    """The files of a process that is no more."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError("killed")
+
+
 class Keeping(Cluster):
     """With a checkpoint every three steps."""
 
@@ -44,6 +51,12 @@ class Keeping(Cluster):
                 assert trainee.tracked.digest() == undisturbed(self.size, manifest.step)[0]
                 assert trainee.data.at == manifest.step
         return sorted(manifest.step for manifest in found)
+
+    def bury(self, rank: Rank) -> None:
+        """A dead rank's files are written by nobody: its thread here would go on."""
+        maker = rank.course._keeper._checkpointer
+        assert maker is not None
+        maker.shelf.files = Gone()
 
     def said(self, kind: type[Any]) -> list[int]:
         """The steps of which anybody said this of a checkpoint."""
@@ -154,6 +167,7 @@ def test_the_vote_before_one_is_torn(made: Make, candidate: int, told: list[int]
     doomed.learned = lambda: all(cluster.ranks[rank].boundary.committed == candidate for rank in told)
     cluster.switch("start")
     wait_until(lambda: cluster.on("m0")[0].dead, "killed in the vote")
+    cluster.bury(cluster.on("m0")[0])
     cluster.switch("failure", {"m0": "s0"})
     cluster.finish()
     kept = cluster.kept()

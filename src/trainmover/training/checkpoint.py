@@ -131,7 +131,7 @@ class Checkpointer:
         copying = time.monotonic() - began
         snapshot = Snapshot(step, rank, world_size, held, shared, private, copying, absent or {})
         self._attempt = Attempt(snapshot, epoch)
-        self._beside(self._make, self._attempt)
+        self._beside(self._make, self._attempt, before)
         return True
 
     def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -180,10 +180,12 @@ class Checkpointer:
     def _beside(self, work: Callable[..., None], *arguments: object) -> None:
         threading.Thread(target=work, args=arguments, name="trainmover-checkpoint", daemon=True).start()
 
-    def _make(self, attempt: Attempt) -> None:
+    def _make(self, attempt: Attempt, before: Attempt | None) -> None:
         shot = attempt.snapshot
         mark = ""
         try:
+            if before is not None:  # given up, but what it writes is not to be cleared away under its hands
+                before.over.wait(END_SECONDS)
             self._write(attempt)
             attempt.outcome = "done"
         except GivenUpError as error:
