@@ -87,6 +87,7 @@ class Checkpointer:
         self._say = say
         self._attempt: Attempt | None = None
         self._buffers: dict[str, torch.Tensor] = {}
+        self._telling: list[threading.Thread] = []
 
     # -- at the boundary (main thread) ---------------------------------------------------------
 
@@ -157,7 +158,7 @@ class Checkpointer:
         gone = {rank: machine for rank, machine in machines.items() if rank in shot.present}
         attempt.lost = {**attempt.lost, **gone}
         if gone and shot.rank == next(rank for rank in shot.present if rank not in attempt.lost):
-            self._beside(self._say_lost, attempt, gone)
+            self._telling.append(self._beside(self._say_lost, attempt, gone))
 
     def leave(self, limit: float = LEAVE_SECONDS) -> None:
         """Before the machine leaves the job: let the own part of the last one be written."""
@@ -168,17 +169,21 @@ class Checkpointer:
             attempt.given_up.set()
 
     def finish(self, broken: Callable[[], bool], limit: float = END_SECONDS) -> None:
-        """Wait until the last one is written, at the end; not for machines that are lost."""
+        """Wait until the last one is written and lost ones are told, at the end; not for lost machines."""
         attempt, until = self._attempt, time.monotonic() + limit
         while attempt is not None and not attempt.over.wait(0.05):
             if time.monotonic() > until or (attempt.waiting and broken()):
                 attempt.given_up.set()
                 return
+        for telling in self._telling:
+            telling.join(max(0.0, until - time.monotonic()))
 
     # -- the work (thread) ---------------------------------------------------------------------
 
-    def _beside(self, work: Callable[..., None], *arguments: object) -> None:
-        threading.Thread(target=work, args=arguments, name="trainmover-checkpoint", daemon=True).start()
+    def _beside(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments, name="trainmover-checkpoint", daemon=True)
+        thread.start()
+        return thread
 
     def _make(self, attempt: Attempt, before: Attempt | None) -> None:
         shot = attempt.snapshot
