@@ -87,15 +87,23 @@ class Attempt:
         pause, self.waiting = POLL_SECONDS, True
         until = time.monotonic() + GIVE_UP_SECONDS
         while True:
+            over = self.given_up.is_set()
             lost = self.lost  # before the look, which finds all that they had written
-            if (result := found()) is not None:
-                break
+            reason = None
+            try:
+                if (result := found()) is not None:
+                    break
+            except GivenUpError as error:
+                reason = error
             if gone := sorted(lost.keys() & set(whose())):
                 raise LostError(f"rank {gone[0]} was lost before it had written {what}")
+            if reason is not None:
+                raise reason
+            if over:
+                raise GivenUpError(f"{what} did not come before the next one was due")
             if time.monotonic() > until:
                 raise GivenUpError(f"{what} did not come within {GIVE_UP_SECONDS:g} s")
-            if self.given_up.wait(pause):
-                raise GivenUpError(f"{what} did not come before the next one was due")
+            self.given_up.wait(pause)
             pause = min(POLL_MOST, pause * 1.5)
         self.waiting = False
         return result
