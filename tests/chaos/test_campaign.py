@@ -65,10 +65,17 @@ def test_what_is_not_survived_is_told_with_the_command_that_shows_it_again(tmp_p
     assert (kept / "run" / "events.tmlog").is_file()
 
 
+def test_a_campaign_that_could_not_end_is_refused(tmp_path: Path) -> None:
+    """Without a spare a job that holds would wait for ever."""
+    code, told = chaos(tmp_path, "--standbys", "0", str(TINY))
+    assert code != 0
+    assert "--standbys 0 needs --on-exhausted shrink" in told
+
+
 def test_the_command_says_what_is_not_usual() -> None:
     """And nothing else."""
     assert Campaign(Path("t.py")).command(7, Campaign.kinds) == "trainmover chaos --seed 7 --runs 1 t.py"
-    asked = Campaign(Path("t.py"), ("--steps", "9"), machines=3)
+    asked = Campaign(Path("t.py"), ("--steps", "9"), machines=3, on_exhausted="shrink")
     assert asked.command(7, ("bus",)) == (
-        "trainmover chaos --seed 7 --runs 1 --machines 3 --kinds bus t.py --steps 9"
+        "trainmover chaos --seed 7 --runs 1 --machines 3 --on-exhausted shrink --kinds bus t.py --steps 9"
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
-from trainmover.chaos.plan import SERVICES, Plan, Setting, TroubleKind, draw
+from trainmover.chaos.plan import ROLES_STEP, SERVICES, Plan, Setting, TroubleKind, draw
 from trainmover.faults import FaultSpec
 
 SETTING = Setting(machines=4, ranks_per_machine=2, standbys=2, steps=40)
@@ -71,3 +72,32 @@ def test_only_what_can_be_made_here_is_drawn() -> None:
     setting = Setting(4, 1, 2, 40, kinds=("service", "clock"), checkpoints=False)
     assert {t.kind for plan in plans(setting) for t in plan.troubles} == {"service", "clock"}
     assert not any(plan.checkpoint_every for plan in plans(setting))
+
+
+def first_losses(found: list[Plan]) -> list[int]:
+    """The first step of each plan in which a machine is lost or moved."""
+    hits = [[f for f in plan.faults if f.kind in ("kill", "stop", "move")] for plan in found]
+    spares = ("m4", "m5")
+    return [min((f.step for f in faults if f.machine not in spares), default=99) for faults in hits]
+
+
+def test_where_only_checkpoints_have_a_lost_state_there_is_one_before_a_loss() -> None:
+    """Each plan makes them, nothing is lost before the second is due, and they can be written."""
+    found = plans(replace(SETTING, state="checkpoint"))
+    assert {plan.checkpoint_every for plan in found} == {3, 5, 7}
+    assert all(
+        step > 2 * plan.checkpoint_every for plan, step in zip(found, first_losses(found), strict=True)
+    )
+    troubles = [trouble for plan in found for trouble in plan.troubles]
+    assert {trouble.kind for trouble in troubles} == set(get_args(TroubleKind)) - {"disk"}
+    assert all(t.moment.startswith("pause:") for t in troubles if t.kind in ("cut", "part"))
+
+
+def test_of_two_neighbours_one_is_never_lost_where_a_job_shrinks() -> None:
+    """So what the others compute for the lost ones has the bits of full strength."""
+    found = plans(replace(SETTING, on_exhausted="shrink", standbys=0))
+    hit = {f.machine for plan in found for f in plan.faults if f.kind in ("kill", "stop", "move")}
+    cut = {t.target for plan in found for t in plan.troubles if t.kind in ("cut", "part")}
+    assert hit == {"m0", "m2"}
+    assert cut == {"m0", "m2", "m0+m2"}
+    assert min(first_losses(found)) >= ROLES_STEP

@@ -29,7 +29,7 @@ import psutil
 
 from trainmover.chaos import disk, network
 from trainmover.chaos.judge import MARK, Truth, Verdict, judge, marked
-from trainmover.chaos.plan import Plan, Setting, TroubleKind, draw
+from trainmover.chaos.plan import Exhausted, Plan, Setting, State, TroubleKind, draw
 from trainmover.chaos.round import Order, Result
 from trainmover.errors import TrainMoverError
 from trainmover.machine.children import LEASH
@@ -58,6 +58,7 @@ class Campaign:
         limit: seconds that one run may take.
         keep: folder for what is kept of runs that were not survived.
         job_seed: seed of the job.
+        on_exhausted, state: policies of the job, as in ``trainmover run``.
     """
 
     script: Path
@@ -72,6 +73,8 @@ class Campaign:
     limit: float = 180.0
     keep: Path = Path("runs")
     job_seed: int = 0
+    on_exhausted: Exhausted = "hold"
+    state: State = "mirror"
 
     def command(self, seed: int, kinds: tuple[TroubleKind, ...]) -> str:
         """The command that makes the run of a seed again."""
@@ -80,6 +83,8 @@ class Campaign:
             ("--machines", self.machines, Campaign.machines),
             ("--ranks-per-machine", self.ranks_per_machine, Campaign.ranks_per_machine),
             ("--standbys", self.standbys, Campaign.standbys),
+            ("--on-exhausted", self.on_exhausted, Campaign.on_exhausted),
+            ("--state", self.state, Campaign.state),
         ):
             words += [option, str(value)] if value != usual else []
         if kinds != get_args(TroubleKind):
@@ -192,6 +197,8 @@ def carry_out(campaign: Campaign, tell: Callable[[Played], None]) -> Summary:
             campaign.standbys,
             len(first.verdict.truth.losses),
             kinds,
+            on_exhausted=campaign.on_exhausted,
+            state=campaign.state,
         )
         until = began + 60.0 * campaign.minutes
         seed = campaign.seed
@@ -228,6 +235,8 @@ def _play(
         job_seed=campaign.job_seed,
         plan=plan,
         networks=networks,
+        on_exhausted=campaign.on_exhausted,
+        state=campaign.state,
     )
     mark = secrets.token_hex(8)
     if small:

@@ -8,6 +8,11 @@ state, may not be lost together, unless there are checkpoints: so without them m
 of their own, and one that is cut off (for which there is no telling in which step it is noticed) is the only
 one.  Everything else may come together.
 
+What a lost machine costs is a policy of the job, and so is what may be drawn.  Where only checkpoints have a
+lost state, nothing is lost before there is one, and the disk is never full.  Where a job shrinks, one of two
+neighbours in the bracketing of sums is never lost, so that the sums have the bits of full strength; with no
+spare at all, nothing is lost before it is known which ranks are replicas.
+
 Every plan replaces some machine.  A trouble begins when a rank is at a point (it *pauses* there meanwhile),
 or a moment after an event.  Not every moment comes in every run (a standby that is never assigned, a fourth
 switch); a trouble whose moment has not come begins at a late step instead, so none is drawn in vain.
@@ -55,6 +60,13 @@ MOMENTS: Final[dict[str, tuple[int, int]]] = {
 PAUSE_SECONDS: Final = 0.5
 FIRST_STEP: Final = 3
 """Faults before this step index make a job start from nothing; few are drawn there."""
+ROLES_STEP: Final = 12
+"""By this step index it is known, in runs of chaos, which ranks are replicas."""
+STATE_EVERY: Final = 5
+"""Steps between checkpoints where they are all that has a lost state, and none were drawn."""
+
+Exhausted = Literal["hold", "shrink"]
+State = Literal["mirror", "checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +137,7 @@ class Setting:
         steps: steps of the job.
         kinds: troubles that can be made here.
         checkpoints: the script can go on from checkpoints.
+        on_exhausted, state: policies of the job, as in ``trainmover run``.
     """
 
     machines: int
@@ -133,6 +146,8 @@ class Setting:
     steps: int
     kinds: tuple[TroubleKind, ...] = get_args(TroubleKind)
     checkpoints: bool = True
+    on_exhausted: Exhausted = "hold"
+    state: State = "mirror"
 
 
 def draw(seed: int, setting: Setting) -> Plan:
@@ -149,11 +164,19 @@ class _Drawing:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(f"chaos/{self.seed}")
+        self.first = 0
+        """Index of the first step in which a machine may be lost."""
 
     def plan(self) -> Plan:
         chance, setting = self.chance, self.setting
         every = chance.choice([0, 0, 3, 7]) if setting.checkpoints else 0
-        members = [f"m{number}" for number in range(setting.machines)]
+        if setting.state == "checkpoint":
+            every = every or STATE_EVERY
+            self.first = 2 * every + FIRST_STEP
+        if setting.on_exhausted == "shrink" and not setting.standbys:
+            self.first = max(self.first, ROLES_STEP)
+        apart = 2 if setting.on_exhausted == "shrink" else 1
+        members = [f"m{number}" for number in range(0, setting.machines, apart)]
         spares = [f"m{setting.machines + number}" for number in range(setting.standbys)]
         losses = chance.choice([0, 1, 1, 1, 2, 2, 3])
         away = [kind for kind in ("cut", "part") if kind in setting.kinds]
@@ -173,6 +196,8 @@ class _Drawing:
         if chance.random() < 0.2:
             self.faults.append(FaultSpec("slow", chance.choice(members), self._step(), factor=3.0))
         around = [kind for kind in setting.kinds if kind not in ("cut", "part")]
+        if setting.state == "checkpoint" and "disk" in around:
+            around.remove("disk")
         for _ in range(chance.randint(0, 3) if around else 0):
             self._around(chance.choice(around), members)
         return Plan(self.seed, tuple(self.faults), tuple(self.troubles), every)
@@ -181,7 +206,7 @@ class _Drawing:
 
     def _step(self) -> int:
         steps = self.setting.steps
-        first = 0 if self.chance.random() < 0.15 else FIRST_STEP
+        first = max(self.first, 0 if self.chance.random() < 0.15 else FIRST_STEP)
         last = steps - 1 if steps < 8 or self.chance.random() < 0.2 else steps * 3 // 4
         return self.chance.randrange(min(first, steps - 2), last)
 
@@ -206,10 +231,10 @@ class _Drawing:
 
     # -- what is done from outside -----------------------------------------------------------------
 
-    def _moment(self, members: Collection[str]) -> tuple[str, int, float]:
-        """When: in a pause of a rank at some point, or a moment after an event."""
+    def _moment(self, members: Collection[str], *, paused: bool = False) -> tuple[str, int, float]:
+        """When: in a pause of a rank at some point, or else a moment after an event."""
         chance = self.chance
-        if chance.random() < 0.5:
+        if chance.random() < 0.5 or paused:
             points = [*STEP_POINTS] if chance.random() < 0.6 else [*SWITCH_POINTS]
             pause = FaultSpec(
                 "pause",
@@ -229,7 +254,7 @@ class _Drawing:
         return self.setting.steps * 3 // 4
 
     def _network(self, kind: Literal["cut", "part"], members: Sequence[str]) -> None:
-        moment, nth, delay = self._moment(members)
+        moment, nth, delay = self._moment(members, paused=bool(self.first))
         seconds = self.chance.choice([0.5, 2.5, 5.0, 9.0])
         names = self.chance.sample(list(members), 2 if kind == "part" and len(members) > 1 else 1)
         target = "+".join(sorted(names))

@@ -18,7 +18,7 @@ from trainmover import logs
 from trainmover.chaos.ground import Ground
 from trainmover.chaos.hands import Hands
 from trainmover.chaos.network import Network
-from trainmover.chaos.plan import Plan, Trouble
+from trainmover.chaos.plan import Exhausted, Plan, State, Trouble
 from trainmover.errors import TrainMoverError
 from trainmover.faults import parse_faults
 from trainmover.machine.rundir import RunDir
@@ -36,6 +36,7 @@ class Order:
         job_seed: seed of the job, the same for all rounds of a campaign.
         plan: what goes wrong.
         networks: machines get networks of their own.
+        on_exhausted, state: policies of the job, as in ``trainmover run``.
     """
 
     folder: str
@@ -47,6 +48,8 @@ class Order:
     job_seed: int
     plan: Plan
     networks: bool = False
+    on_exhausted: Exhausted = "hold"
+    state: State = "mirror"
 
     @property
     def run_dir(self) -> Path:
@@ -109,6 +112,8 @@ async def play(order: Order) -> Result:
             seed=order.job_seed,
             faults=order.plan.faults,
             checkpoint_every=order.plan.checkpoint_every,
+            on_exhausted=order.on_exhausted,
+            state=order.state,
         )
         config.check()
         run_dir = RunDir.create(order.run_dir)

@@ -34,7 +34,18 @@ def chaos(
     ] = None,
     machines: Annotated[int, typer.Option(min=2, metavar="N", help="Machines that train.")] = 4,
     ranks_per_machine: Annotated[int, typer.Option(min=1, max=64, metavar="K", help="Ranks on each.")] = 1,
-    standbys: Annotated[int, typer.Option(min=1, metavar="S", help="Warm spare machines to keep.")] = 2,
+    standbys: Annotated[int, typer.Option(min=0, metavar="S", help="Warm spare machines to keep.")] = 2,
+    on_exhausted: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="hold, or shrink (the script asks for its shares; needed without standbys).",
+        ),
+    ] = "hold",
+    state: Annotated[
+        str,
+        typer.Option(metavar="POLICY", help="mirror, or checkpoint: nothing else has a lost shard."),
+    ] = "mirror",
     kinds: Annotated[
         str | None,
         typer.Option(
@@ -60,6 +71,7 @@ def chaos(
     Exit codes: 0 all runs were survived; 1 one was not, and the command that shows it again is printed.
     """
     from trainmover.chaos.campaign import UNDISTURBED, Campaign, ChaosError, carry_out
+    from trainmover.chaos.plan import Exhausted, State
 
     campaign = Campaign(
         script=script,
@@ -71,11 +83,15 @@ def chaos(
         ranks_per_machine=ranks_per_machine,
         standbys=standbys,
         kinds=_kinds(kinds),
+        on_exhausted=cast("Exhausted", _policy("--on-exhausted", on_exhausted, get_args(Exhausted))),
+        state=cast("State", _policy("--state", state, get_args(State))),
         limit=limit,
         keep=keep,
     )
     if not script.is_file():
         raise ConfigError(f"the script {script} does not exist")
+    if not standbys and on_exhausted != "shrink":
+        raise ConfigError("--standbys 0 needs --on-exhausted shrink: a job that holds would not end")
 
     def tell(played: Played) -> None:
         if played.seed == UNDISTURBED:
@@ -110,6 +126,12 @@ def chaos(
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(0 if len(found.survived) == len(found.played) else 1)
+
+
+def _policy(option: str, word: str, known: tuple[str, ...]) -> str:
+    if word not in known:
+        raise ConfigError(f"{option}: {word} is none; here there are {' and '.join(known)}")
+    return word
 
 
 def _kinds(text: str | None) -> tuple[TroubleKind, ...]:
