@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from trainmover.chaos.judge import _wronged
+from trainmover.chaos.judge import _not_finite, _wronged
 from trainmover.chaos.plan import Plan, Trouble
 from trainmover.chaos.round import Order
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.faults import parse_faults
+from trainmover.monitor.steps import StepFact, StepFacts
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,15 @@ def test_whoever_is_declared_dead_for_silence_was_hit_by_something(
         for number in range(4)
     ]
     assert [line.split()[0] for line in _wronged(order, log)] == wronged
+
+
+def test_a_run_that_diverges_is_nothing_to_compare_with() -> None:
+    """All runs end alike in what is not a number, whatever happened to them."""
+    for losses, wrong in (((2.0, None, 1.0), 0), ((2.0, 1e30, float("inf"), float("nan")), 1)):
+        steps = [
+            StepFact("m0", 0, 7, step, 1, 0, 0.0, 1.0, 1.0, loss, 1, False)
+            for step, loss in enumerate(losses)
+        ]
+        facts = StepFacts(steps=steps)
+        assert len(list(_not_finite(facts))) == wrong
+    assert "from step 2 on" in next(iter(_not_finite(facts)))

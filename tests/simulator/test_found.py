@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services.core import Decider, Output, Say, SetTimer, noted
-from trainmover.services.health import HealthCore
+from trainmover.services.health import Health, HealthCore
 from trainmover.services.planner import PlannerCore
 from trainmover.services.roster import Roster
 from trainmover.services.shell import Shell
@@ -131,6 +131,19 @@ def test_the_earlier_of_two_lives_is_the_one_that_was_replaced() -> None:
             if isinstance(output, Say)
         ]
         assert [(event.type, event.incarnation) for event in said] == [("machine.failed", "first")]  # type: ignore[attr-defined]
+
+
+def test_a_machine_may_come_back_with_a_clock_that_was_set_back() -> None:
+    """An hour before its first life by its own clock, and again: what is over has no say in who is there."""
+    core = HealthCore()
+    core.handle(envelope(joined("m0", "first"), time=BEGIN + 3600.0), BEGIN)
+    silent = say.LeaseExpired(machine="m0", incarnation="first", silent_seconds=1.4, limit_seconds=1.2)
+    absent = say.MachineProbed(machine="m0", incarnation="first", answer="absent")
+    assert [event.type for event in told(core, silent, absent)] == ["machine.failed"]
+    assert told(core, joined("m0", "second")) == []
+    assert told(core, say.MachineLeft(machine="m0", incarnation="second", reason="released")) == []
+    assert core.handle(envelope(joined("m0", "third"), time=BEGIN - 3600.0), BEGIN) == []
+    assert core.state("m0") is Health.WELL
 
 
 def test_a_machine_that_is_lost_before_the_launch_is_asked_for_again() -> None:

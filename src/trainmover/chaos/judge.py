@@ -2,7 +2,8 @@
 
 What lives here: all that is looked at when a round has ended.  What never lives here: runs.
 
-- It completed, with the digest of the undisturbed run and the loss of every step.
+- It completed, with the digest of the undisturbed run and the loss of every step.  In that one all losses are
+  finite: where they are not, all ends are alike, and none tells anything.
 - No step was committed with two results; no epoch was both committed and given up.
 - No machine was declared dead for its silence to which nothing was done.
 - Its log, fed to fresh services, makes them say the same.
@@ -12,6 +13,7 @@ What lives here: all that is looked at when a round has ended.  What never lives
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -95,7 +97,9 @@ def judge(order: Order, result: Result | None, truth: Truth | None, mark: str) -
             complaints.append(f"its log cannot be read: {error}")
     report = build_report(envelopes, facts)
     complaints += report.problems
-    if truth is not None and result is not None and not result.code:
+    if truth is None:
+        complaints += _not_finite(facts)
+    elif result is not None and not result.code:
         complaints += _differences(report, truth)
     complaints += _halves(envelopes)
     complaints += _wronged(order, envelopes)
@@ -117,6 +121,13 @@ def _differences(report: Report, truth: Truth) -> Iterable[str]:
             if losses[step : step + 1] != truth.losses[step : step + 1]
         ]
         yield f"its losses differ in step {', '.join(steps[:MOST_LINES])}"
+
+
+def _not_finite(facts: StepFacts) -> Iterable[str]:
+    """The first step of a run that diverges: what is not a number swallows every difference."""
+    steps = [fact.step for fact in facts.steps if fact.loss is not None and not math.isfinite(fact.loss)]
+    if steps:
+        yield f"its loss is no finite number from step {min(steps)} on: nothing can be compared with that"
 
 
 def _halves(envelopes: Iterable[Envelope]) -> Iterable[str]:

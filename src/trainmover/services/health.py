@@ -208,7 +208,8 @@ class HealthCore(Decider):
         life = (event.machine, event.incarnation)
         if life in self._states:
             return
-        others = tuple(self._lives.get(event.machine, ()))
+        # Of a life that is over nothing more can be learned: its clock may have been ahead of this one's.
+        others = [other for other in self._lives.get(event.machine, ()) if TABLE[self._states[other]]]
         self._enter(life, Health.WELL)
         self._came[life] = self.heard.time
         # Whoever came later is there; which was heard of first is chance.

@@ -244,6 +244,7 @@ class Exchange:
         still_since: since when the server stands still; None: it does not.
         since: when it was last back, or went on.
         on_said: told of every envelope that a living program publishes, before anybody hears it.
+        clocks: by name, the seconds by which a machine's clock is wrong, in all its lives.
     """
 
     def __init__(self, loop: VirtualLoop, setup: Setup) -> None:
@@ -254,6 +255,7 @@ class Exchange:
         self.since = self.moving_since = -FRESH_SECONDS
         self.on_said: Callable[[Envelope], None] = lambda _: None
         self.machines: dict[str, Probed] = {}
+        self.clocks: dict[str, float] = {}
         self.outlets: list[Outlet] = []
         self.listeners: list[Listener] = []
         self.crowd = Crowd()

@@ -44,6 +44,9 @@ AMBUSHES: tuple[type[say.Event], ...] = (
 """Events that faults lie in wait for."""
 
 
+STEPS: tuple[float, ...] = (-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0)
+"""Seconds by which a clock steps."""
+
 Act = Callable[[say.Event], str]
 """Does something because of an event, and says what it did."""
 
@@ -62,6 +65,7 @@ class Faults:
         self._cluster = cluster
         self._chance = cluster.setup.random("faults")
         self._still_chance = cluster.setup.random("standing still")
+        self._clock_chance = cluster.setup.random("clocks of machines")
         self._ambushes: list[tuple[type[say.Event], int]] = []
         self._laid: list[tuple[type[say.Event], int, Act]] = []
         kinds: dict[Callable[[str, SimulatedMachine | None], str], int] = {
@@ -310,9 +314,14 @@ class Faults:
 
     def _clock(self, why: str, machine: SimulatedMachine | None) -> str:
         host = self._cluster.hosts[self._chance.choice(list(SERVICES))]
-        step = self._chance.choice([-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0])
+        step = self._chance.choice(STEPS)
         host.offset += step
-        return f"the clock of service {host.name} steps by {step:+.0f} s"
+        what = f"the clock of service {host.name} steps by {step:+.0f} s"
+        if machine is None:
+            return what
+        clocks, step = self._cluster.exchange.clocks, self._clock_chance.choice(STEPS)
+        clocks[machine.name] = clocks.get(machine.name, 0.0) + step
+        return f"{what}, that of {machine.name} by {step:+.0f} s"
 
     # -- the bus -----------------------------------------------------------------------------------
 

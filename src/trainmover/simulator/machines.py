@@ -391,7 +391,7 @@ class SimulatedMachine:
             Envelope(
                 id=f"{self.name}-{self.incarnation}-{self._said}",
                 source=f"machine/{self.name}",
-                time=BEGIN + self._exchange.loop.now,
+                time=BEGIN + self._exchange.loop.now + self._exchange.clocks.get(self.name, 0.0),
                 job=JOB,
                 event=event,
             )

@@ -52,7 +52,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.2), nn.Linear(32, 1)))
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(2 + job.rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
     data = Data(job.rank)
     job.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
