@@ -24,7 +24,7 @@ SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BENCH ?= downtime overhead recording warmup mirror roles collectives switching planner replay
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos test test-long coverage conformance test-torch check format bench contract docs docs-serve compose-test slurm-test clean
+.PHONY: help demo chaos test test-long coverage conformance test-torch check check-types check-direction format bench contract docs docs-serve compose-test slurm-test clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,12 @@ test-torch: $(OTHER)/.ready  ## everything that touches torch, on another torch 
 check: $(VENV)/.dev  ## lint, format, types, direction of dependency, the contract
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j 2 check-types check-direction
+
+check-types:
 	@$(BIN)/mypy
+
+check-direction:
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/trainmover events contract --check
 

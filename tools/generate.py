@@ -1,4 +1,4 @@
-"""Write what follows from the code: the contract, the services' subjects, the drawings.
+"""Write what follows from the code: the contract, the services' subjects, the drawings, what tests leave out.
 
 ``make contract`` runs it; ``--check`` writes nothing and fails when a file is not what it would
 write (a test does that).  The contract in ``events`` (as ``trainmover events contract`` writes it) and
@@ -127,11 +127,13 @@ def between_marks(path: Path, name: str, content: str) -> str:
 
 def files() -> dict[Path, str]:
     """Every generated file and its content."""
-    from tools import reference
+    from tools import reference, samples
 
     found = {ROOT / "events" / name: text for name, text in contract.files().items()}
     readme = ROOT / "events" / "README.md"
     found[readme] = between_marks(readme, "events", event_table())
+    contributing = ROOT / "CONTRIBUTING.md"
+    found[contributing] = between_marks(contributing, "samples", samples.table())
     for core in CORES:
         folder = ROOT / "services" / core.name
         found[folder / "service.toml"] = service_toml(core)

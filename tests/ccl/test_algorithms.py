@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ccl.test_walks import same, values
-from tests.ccl.worlds import GROUP, World, add
+from tests.ccl.worlds import GROUP, SIZES, World, add
 from trainmover.ccl import (
     algorithms,
     layered_walks,
@@ -54,7 +54,7 @@ COUNTS = [1, 100, 3 * CHUNK // 4 - 1, CHUNK // 2 * 3 + 17]
 """What is exchanged whole, what goes in pieces, and chunks that end before and after a boundary."""
 
 
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", SIZES)
 def test_every_size_and_placement_has_the_bits_of_the_reference(size: int) -> None:
     """From 1 to 17 ranks, on machines of any width, reductions have the bits of reduce_in_order."""
     for per_machine in placements(size):

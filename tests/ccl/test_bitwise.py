@@ -16,7 +16,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.ccl.worlds import GROUP, LIMIT, Member, World
+from tests.ccl.worlds import GROUP, LIMIT, SIZES, Member, World
 from trainmover.ccl import (
     algorithms,
     doubling_walks,
@@ -236,7 +236,7 @@ def reduced(world: World, algorithm: Algorithm, case: Case, kind: type[Group]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", range(1, 18))
+@pytest.mark.parametrize("size", SIZES)
 def test_every_algorithm_has_the_same_bits(worlds: Callable[[int, bool], World], size: int) -> None:
     """Whole, in runs or at the root only, through sockets or windows: the bits of the reference."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.ccl import checks, side_by_side
+from tests.forks import forks
 
 SIZE = 3
 LIMIT = 100.0
@@ -20,7 +20,7 @@ NAMES = [*checks.CHECKS, *checks.ONLY_HERE, "DDP plain", "DDP static", "DDP unus
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, str]]]:
     """Each rank's report: how it differs from Gloo, by check."""
     folder: Path = tmp_path_factory.mktemp("store")
-    context = multiprocessing.get_context("spawn")
+    context = forks()
     pipes, processes = [], []
     try:
         for rank in range(SIZE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,29 +43,44 @@ def seen(tensor: torch.Tensor) -> list[int]:
     return [*(int(tensor[place]) for place in MARKS), int(torch.count_nonzero(tensor))]
 
 
-def everything(rank: int, size: int, folder: str) -> Any:
+def all_reduce(rank: int, size: int, folder: str) -> Any:
     meet(folder, rank, size)
-    found = []
     tensor = marked(rank + 1)
     dist.all_reduce(tensor)
-    found.append(seen(tensor))
-    dist.broadcast(tensor.fill_(0) if rank else tensor, 0)
-    found.append(seen(tensor))
+    dist.destroy_process_group()
+    return seen(tensor)
+
+
+def broadcast(rank: int, size: int, folder: str) -> Any:
+    meet(folder, rank, size)
+    tensor = marked(3 * (1 - rank))
+    dist.broadcast(tensor, 0)
+    dist.destroy_process_group()
+    return seen(tensor)
+
+
+def send_and_receive(rank: int, size: int, folder: str) -> Any:
+    meet(folder, rank, size)
+    tensor = marked(3 * (1 - rank))
     if rank == 0:
         dist.send(tensor, 1)
     else:
-        dist.recv(tensor.zero_(), 0)
-    found.append(seen(tensor))
-    del tensor
-    parts = [torch.empty(COUNT, dtype=torch.uint8) for _ in range(size)]
-    dist.all_gather(parts, marked(rank + 5))
-    found += [seen(part) for part in parts]
+        dist.recv(tensor, 0)
     dist.destroy_process_group()
-    return found
+    return seen(tensor)
 
 
-def test_huge_tensors_arrive_whole(tmp_path: Path) -> None:
+def all_gather(rank: int, size: int, folder: str) -> Any:
+    meet(folder, rank, size)
+    parts = [torch.empty(COUNT, dtype=torch.uint8) for _ in range(size)]
+    dist.all_gather(parts, marked(rank + 1))
+    dist.destroy_process_group()
+    return seen(parts[0].add_(parts[1]))
+
+
+@pytest.mark.long(every=2)
+@pytest.mark.parametrize("body", [all_reduce, broadcast, send_and_receive, all_gather])
+def test_huge_tensors_arrive_whole(body: Callable[..., Any], tmp_path: Path) -> None:
     """Nothing is lost or moved where a length or an offset does not fit 32 bits."""
     count = len(MARKS)
-    three, five, six = [*[3] * count, count], [*[5] * count, count], [*[6] * count, count]
-    assert spawn(everything, 2, tmp_path, limit=250.0) == [[three, three, three, five, six]] * 2
+    assert spawn(body, 2, tmp_path, limit=250.0) == [[*[3] * count, count]] * 2

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.ccl.worlds import wait_until
+from tests.forks import forks
 from trainmover.ccl.backend import ROAD, road
 from trainmover.ccl.standalone import HOST, IDENTITY, listening_host, machine_identity, store_host
 from trainmover.errors import ConfigError, LinkError
@@ -24,10 +25,15 @@ DIES = "dies without a word"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def spawn(body: Callable[..., Any], size: int, folder: Path, limit: float = LIMIT) -> list[Any]:
-    """Run ``body(rank, size, folder)`` in real processes; their answers by rank, within ``limit`` seconds."""
+def spawn(
+    body: Callable[..., Any], size: int, folder: Path, limit: float = LIMIT, *, script: bool = False
+) -> list[Any]:
+    """Run ``body(rank, size, folder)`` in real processes; their answers by rank, within ``limit`` seconds.
+
+    With ``script`` they begin with nothing and end as scripts do; else they are forks.
+    """
     until = time.monotonic() + limit
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn") if script else forks()
     pipes, processes = [], []
     try:
         for rank in range(size):
@@ -241,7 +247,7 @@ def leave_early(rank: int, size: int, folder: str) -> float:
 
 def test_a_script_may_end_without_destroying_its_groups(tmp_path: Path) -> None:
     """Who leaves at the end of its script is not taken for one that was killed."""
-    assert spawn(leave_early, 3, tmp_path) == [0.0, 5.0, 5.0]
+    assert spawn(leave_early, 3, tmp_path, script=True) == [0.0, 5.0, 5.0]
 
 
 def abort_and_begin_again(rank: int, size: int, folder: str) -> list[float]:

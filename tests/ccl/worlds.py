@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import pytest
 import torch
 
 from trainmover.ccl import algorithms, walks
@@ -34,6 +35,11 @@ GROUP = "g"
 LIMIT = 20.0
 PROMPT = 1.0
 """What the design promises: a broken epoch ends every call within a second."""
+
+OFTEN = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17)
+SIZES = [n if n in OFTEN else pytest.param(n, marks=pytest.mark.long(every=0)) for n in range(1, 18)]
+"""Group sizes up to the first that is no mesh.  Powers of two, what is beside them, and one that halves into
+odd parts are in every run of the tests."""
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit: float = LIMIT) -> None:

@@ -188,7 +188,7 @@ def test_without_a_fault(run: Run) -> None:
     assert "0 differences" in replayed.stdout
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("step", [0, 1, 20])
 def test_a_killed_machine_is_replaced(run: Run, step: int) -> None:
     """A machine killed at any step is replaced and the run ends as if nothing had happened."""

@@ -17,10 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conformance.conftest import ranks
 from tests.conformance.ranks import Ranks
-
-__all__ = ["ranks"]
 
 Script = Callable[..., list[str]]
 """``script(name, size, *options)``: what the ranks have printed, a line each."""

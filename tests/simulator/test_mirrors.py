@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Collection
@@ -31,7 +30,7 @@ def test_jobs_whose_state_is_mirrored(policy: str) -> None:
     setups = [draw(seed, state="mirror", on_exhausted=policy) for seed in range(SEEDS)]
     endings: Counter[str] = Counter()
     switches: Counter[str] = Counter()
-    for outcome in simulate_many(setups, os.cpu_count() or 1):
+    for outcome in simulate_many(setups):
         assert not whole(outcome), whole(outcome)
         endings[outcome.ending.partition(":")[0]] += 1
         switches.update(outcome.switches)

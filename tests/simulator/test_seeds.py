@@ -23,12 +23,13 @@ def whole(outcome: Outcome) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.long(every=3)
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_a_thousand_small_clusters(first: int) -> None:
     """Small clusters, a few faults each: every run completes, or is held or fails for a reason."""
     setups = [draw(seed) for seed in range(first, first + BLOCK)]
     endings: Counter[str] = Counter()
-    for outcome in simulate_many(setups, os.cpu_count() or 1):
+    for outcome in simulate_many(setups):
         assert not whole(outcome), whole(outcome)
         endings[outcome.ending.partition(":")[0]] += 1
     assert endings["completed"] > 0.7 * BLOCK, endings
@@ -37,6 +38,7 @@ def test_a_thousand_small_clusters(first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.long(every=2)
 @pytest.mark.parametrize("first", range(0, 200, BLOCK))
 def test_jobs_that_shrink(first: int) -> None:
     """The same small clusters, few spares: replicas pause and come back, and nothing is promised less."""
@@ -46,7 +48,7 @@ def test_jobs_that_shrink(first: int) -> None:
     ]
     endings: Counter[str] = Counter()
     switches: Counter[str] = Counter()
-    for outcome in simulate_many(setups, os.cpu_count() or 1):
+    for outcome in simulate_many(setups):
         assert not whole(outcome), whole(outcome)
         endings[outcome.ending.partition(":")[0]] += 1
         switches.update(outcome.switches)

@@ -6,7 +6,6 @@ SIGKILL at random instants, again and again, and begins each time from what it f
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.forks import forks
 from tests.training.checkpoints import Solo, everybody, save
 from trainmover.training.shelf import Shelf
 
@@ -52,8 +52,7 @@ def one_thread() -> Iterator[None]:
 def test_kills_while_it_is_written(tmp_path: Path) -> None:
     """Whatever the instant: the newest whole checkpoint is no older than the last one told, and it loads."""
     chance = random.Random(7)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.checkpoints"])
+    context = forks()
     straight, digests = Solo(0, width=WIDTH), {}
     digests[0] = straight.tracked.digest()
     left_over = 0

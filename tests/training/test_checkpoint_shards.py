@@ -16,14 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.conformance.conftest import ranks
 from tests.conformance.ranks import GLOO, Ranks
 from trainmover.training.checkpoint import Checkpointer
 from trainmover.training.restore import go_on
 from trainmover.training.shelf import Shelf
 from trainmover.training.state import TrackedState
-
-__all__ = ["ranks"]
 
 # 10 rows cannot be cut evenly in 3 or 4, and with 4 ranks the last has none of the 3 rows of the head.
 WIDTH, HEAD = 10, 3
