@@ -165,6 +165,24 @@ async def test_a_frozen_server_is_noticed(server, connect):
 
 
 @pytest.mark.slow
+async def test_a_server_that_stands_still_refuses_nobody(server, connect, monkeypatch):
+    """A program that begins to listen while the server is stopped for a moment waits until it goes on."""
+    monkeypatch.setattr("trainmover.events.connection.BARRIER_SECONDS", 0.3)
+    monkeypatch.setattr("trainmover.events.connection.BARRIERS", 20)
+    bus, writer = await connect("reader"), await connect("writer")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        listening = asyncio.create_task(bus.feed(history=False))
+        await asyncio.sleep(1.0)
+        assert not listening.done()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    feed = await asyncio.wait_for(listening, 5)
+    await writer.publish(left(1))
+    assert await take(feed, 1, limit=5) == ["m0-1"]
+
+
+@pytest.mark.slow
 async def test_a_deaf_client_is_replaced(server, connect):
     """A client whose reader died says that it is connected; the message to ourselves finds out."""
     bus = await connect("reader")

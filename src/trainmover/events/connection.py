@@ -57,6 +57,9 @@ SOON_SECONDS: Final = 10.0
 """Pauses between tries, in seconds: a restarted server is found soon, a dead one is not hammered."""
 
 BARRIER_SECONDS: Final = 3.0
+BARRIERS: Final = 4
+"""How often a subscription waits so long: a server that stands still for a moment has not refused it, and one
+that stands still for longer is left (see BEATS_MISSED)."""
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +205,7 @@ class Connection:
         try:
             for route in routes:
                 await self._subscribe(client, route)
-            await self._barrier(client)
+            await self._barriers_passed(client)
         except (NatsError, OSError, TimeoutError) as error:
             if client is self._client and client.is_connected:
                 await self.unsubscribe(routes)
@@ -376,6 +379,21 @@ class Connection:
                 await self._barriers[token]
         finally:
             del self._barriers[token]
+
+    async def _barriers_passed(self, client: Client) -> None:
+        """As :meth:`_barrier`, for as long as this client is the one that counts.
+
+        Raises:
+            TimeoutError: the server does not answer, or the client was left.
+        """
+        for tries in range(BARRIERS):
+            try:
+                await self._barrier(client)
+            except TimeoutError:
+                if tries == BARRIERS - 1 or client is not self._client or not client.is_connected:
+                    raise
+            else:
+                return
 
     async def _watch(self) -> None:
         missed = 0

@@ -7,7 +7,7 @@ services'; the driver only starts machines that they ask for.
 * The embedded server and the four services are restarted at once, whatever ended them; their state
   is in the log.  Something that ends over and over is given up, and the job with it.
 * A machine is never restarted: that it is gone is a fact of the job.  Only one that could not even
-  join is tried again.
+  join is tried again; a job that trains already is not given up for it.
 * Everything started here hangs on a leash (see ``children``): when the driver dies, however it
   dies, nothing outlives it.  Each child has a process group of its own, so Ctrl-C in a terminal
   reaches the driver alone and things end in order: machines, services, server.
@@ -50,7 +50,10 @@ RESTARTS: Final = 8
 RESTART_SECONDS: Final = 20.0
 """A service or the server that ends more than RESTARTS times in this time is given up."""
 FALSE_STARTS: Final = 3
-"""Machines that may end before they have joined, in all, before the job is given up."""
+"""Machines in a row that may end before they have joined: then a job that does not train yet is given up."""
+FALSE_START_SECONDS: Final = 2.0
+FALSE_START_MOST: Final = 60.0
+"""Pauses between starts of a machine that cannot join a job that trains (it lives without): ever longer."""
 MACHINE_PATIENCE: Final = 20.0
 """How long machines may take to leave when the job did not complete."""
 SERVICE_PATIENCE: Final = 3.0
@@ -112,6 +115,7 @@ class LocalRun:
         self.machines: dict[str, Child] = {}
         self._joined: set[str] = set()
         self._false_starts = 0
+        self._trains = False
         self._next = 0
         self._over = asyncio.Event()
         self._ending = False
@@ -265,12 +269,17 @@ class LocalRun:
             self._notice(f"machine {name} ended ({ended})")
             return
         self._false_starts += 1
-        if self._false_starts >= FALSE_STARTS:
+        if self._false_starts >= FALSE_STARTS and not self._trains:
             words = child.last_words() or str(ended)
             self._finish(1, f"machine {name} could not join the job: {words}")
-        else:
-            self._notice(f"machine {name} ended before it joined ({ended}); it is started again")
-            self._start_machine(name)
+            return
+        self._notice(f"machine {name} ended before it joined ({ended}); it is started again")
+        if self._trains:
+            await asyncio.sleep(
+                min(FALSE_START_MOST, FALSE_START_SECONDS * 2.0 ** min(self._false_starts - 1, 9))
+            )
+        if not self._ending:
+            self._start_machine(name, spare=self._trains)
 
     async def _follow(self, bus: Bus) -> None:
         quiet_until = 0.0
@@ -279,6 +288,9 @@ class LocalRun:
             match envelope.event:
                 case say.MachineJoined(machine=name):
                     self._joined.add(name)
+                    self._false_starts = 0
+                case say.TrainingStarted():
+                    self._trains = True
                 case say.SwitchCommitted():
                     quiet_until = time.monotonic() + QUIET_SECONDS
                 case say.StandbyReplenish() if not self._ending:
