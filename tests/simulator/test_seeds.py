@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from trainmover.events import catalogue as say
 from trainmover.simulator import Outcome, draw, simulate, simulate_many
 from trainmover.simulator.report import violation_lines
 
@@ -61,6 +62,25 @@ def test_a_machine_that_nobody_had_heard_of_is_started_again() -> None:
     outcome = simulate(draw(6496))
     assert not whole(outcome), whole(outcome)
     assert outcome.ending == "completed"
+
+
+def test_a_move_whose_replica_pauses_ends() -> None:
+    """Who is asked to move may be in a replica that another machine's loss makes pause: that is told."""
+    outcome = simulate(draw(22195, on_exhausted="shrink"))
+    assert not whole(outcome), whole(outcome)
+    (refused,) = [one.event for one in outcome.log if isinstance(one.event, say.MoveRefused)]
+    assert (refused.machine, refused.reason) == (
+        "m3",
+        "its replica pauses, so nobody trains at position 3",
+    )
+
+
+def test_a_replica_that_still_records_does_not_pause() -> None:
+    """Else no spare could ever be warm in a role, and the replica never come back."""
+    outcome = simulate(draw(22215, on_exhausted="shrink"))
+    assert not whole(outcome), whole(outcome)
+    assert outcome.ending == "completed"
+    assert outcome.switches["shrink"] == outcome.switches["grow"] == 1
 
 
 @pytest.mark.parametrize("roles", [1, 4])

@@ -11,7 +11,8 @@ together.
 
 A seat may pause when every rank of its replicas has its state on a seat that goes on, and when all ranks
 share: they ask each step which shares of the batch are theirs (``rank.described``), or nobody would compute
-those of the ones that pause.
+those of the ones that pause.  In the first seconds one that records for all of its role may not pause,
+either: no spare could ever be warm in that role.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from trainmover.services.roster import Roster
+from trainmover.topology import VACANT
 
 
 def together(roster: Roster, seats: Iterable[int]) -> frozenset[int]:
@@ -50,7 +52,14 @@ def why_no_pause(roster: Roster, seats: Collection[int]) -> str:
             "the script does not ask step.shares() which shares of the batch are its own, so nobody could "
             "compute those of a replica that pauses"
         )
-    away = {*together(roster, seats), *roster.vacant, *(seat for seat, _ in roster.lost())}
+    lost = {seat for seat, _ in roster.lost()}
+    away = {*together(roster, seats), *roster.vacant, *lost}
+    for role in roster.roles:
+        if role.representative in away - lost and roster.recorded(role) == "awaited":
+            machine = roster.seats.get(role.representative, VACANT)
+            return (
+                f"{machine} would leave before it has recorded the role {role.name}, which nobody else does"
+            )
     for seat in sorted(together(roster, seats) - set(roster.vacant)):
         rank = roster.unsourced(seat, away, mirrors=False)
         if rank is not None:

@@ -254,6 +254,8 @@ class StandbyCore(Decider):
                 self._hold(gap)
             case "joiner lost":
                 gap.joiner = None
+            case "moot" if gap.seat in roster.vacant and self._book.is_move(gap):
+                self._refuse(gap)
             case _:
                 pass
         return True
@@ -358,6 +360,9 @@ class StandbyCore(Decider):
         wanted = self._book.wanted(gap) or "a spare"
         machine = self._book.occupant(gap)
         reason = f"{wanted} was not warm in {self.patience:g} s" if gap.late else ""
+        if gap.seat in self.roster.vacant:
+            machine = gap.asked.machine if gap.asked is not None else machine
+            reason = f"its replica pauses, so nobody trains at position {gap.seat}"
         reason = (
             reason or why_no_move(self.roster, self._warming, machine) or "no spare is warm or being warmed"
         )
