@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
-from trainmover.chaos.plan import ROLES_STEP, SERVICES, Plan, Setting, TroubleKind, draw
+from trainmover.chaos.plan import ROLES_STEP, SERVICES, Plan, Setting, TroubleKind, draw, undisturbed
 from trainmover.faults import FaultSpec
 
 SETTING = Setting(machines=4, ranks_per_machine=2, standbys=2, steps=40)
@@ -85,6 +85,8 @@ def test_where_only_checkpoints_have_a_lost_state_there_is_one_before_a_loss() -
     """Each plan makes them, nothing is lost before the second is due, and they can be written."""
     found = plans(replace(SETTING, state="checkpoint"))
     assert {plan.checkpoint_every for plan in found} == {3, 5, 7}
+    assert undisturbed("checkpoint").checkpoint_every
+    assert not undisturbed("mirror").checkpoint_every
     assert all(
         step > 2 * plan.checkpoint_every for plan, step in zip(found, first_losses(found), strict=True)
     )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainmover.chaos import disk, network
 from trainmover.chaos.ground import Ground
 from trainmover.chaos.hands import Hands
 from trainmover.chaos.plan import Plan, Setting, Trouble, draw
-from trainmover.chaos.round import Order
+from trainmover.chaos.round import Order, play
 from trainmover.events.catalogue import JobFailed
 from trainmover.events.envelope import Envelope
 
@@ -31,6 +32,14 @@ def test_an_order_reads_back_as_it_was_written(tmp_path: Path) -> None:
     for seed in range(50):
         asked = order(tmp_path, draw(seed, Setting(3, 1, 1, 20)))
         assert Order.read(asked.write()) == asked
+
+
+async def test_a_run_that_is_refused_says_why(tmp_path: Path) -> None:
+    """Instead of ending without a word, which looks like one that hangs."""
+    refused = replace(order(tmp_path, Plan(0)), script=__file__, state="checkpoint")
+    result = await play(refused)
+    assert result.code == 1
+    assert "--state checkpoint needs --checkpoint-every" in result.failure
 
 
 def heard(number: int) -> Envelope:

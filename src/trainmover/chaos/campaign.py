@@ -29,13 +29,20 @@ import psutil
 
 from trainmover.chaos import disk, network
 from trainmover.chaos.judge import MARK, Truth, Verdict, judge, marked
-from trainmover.chaos.plan import Exhausted, Plan, Setting, State, TroubleKind, draw
+from trainmover.chaos.plan import (
+    UNDISTURBED,
+    Exhausted,
+    Plan,
+    Setting,
+    State,
+    TroubleKind,
+    draw,
+    undisturbed,
+)
 from trainmover.chaos.round import Order, Result
 from trainmover.errors import TrainMoverError
 from trainmover.machine.children import LEASH
 
-UNDISTURBED: Final = -1
-"""In the place of a seed: the run in which nothing goes wrong."""
 END_SECONDS: Final = 15.0
 STOP_SECONDS: Final = 5.0
 
@@ -187,7 +194,7 @@ def carry_out(campaign: Campaign, tell: Callable[[Played], None]) -> Summary:
     if "cut" in kinds or "part" in kinds:
         network.sweep()
     with tempfile.TemporaryDirectory(prefix="tmc-") as home:
-        first = _play(campaign, Plan(UNDISTURBED), kinds, Path(home), None)
+        first = _play(campaign, undisturbed(campaign.state), kinds, Path(home), None)
         tell(first)
         if first.verdict.complaints:
             raise ChaosError(f"the undisturbed run does not hold: {'; '.join(first.verdict.complaints)}")

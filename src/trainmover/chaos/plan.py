@@ -39,6 +39,9 @@ WHAT: Final[dict[TroubleKind, str]] = {
     "part": "two machines do not reach each other for some seconds",
 }
 
+UNDISTURBED: Final = -1
+"""In the place of a seed: the run in which nothing goes wrong."""
+
 SERVICES: Final = ("health", "standby", "planner", "switcher")
 
 MOMENTS: Final[dict[str, tuple[int, int]]] = {
@@ -148,6 +151,11 @@ class Setting:
     checkpoints: bool = True
     on_exhausted: Exhausted = "hold"
     state: State = "mirror"
+
+
+def undisturbed(state: State) -> Plan:
+    """The plan in which nothing goes wrong; where only checkpoints have a lost state, there are some."""
+    return Plan(UNDISTURBED, checkpoint_every=STATE_EVERY if state == "checkpoint" else 0)
 
 
 def draw(seed: int, setting: Setting) -> Plan:

@@ -115,7 +115,10 @@ async def play(order: Order) -> Result:
             on_exhausted=order.on_exhausted,
             state=order.state,
         )
-        config.check()
+        try:
+            config.check()
+        except TrainMoverError as error:
+            return Result(1, str(error))
         run_dir = RunDir.create(order.run_dir)
         run = hands.run = LocalRun(config, run_dir, hands.observe, notices.append, ground)
         watching = asyncio.ensure_future(hands.watch(run_dir.steps))

@@ -70,8 +70,8 @@ def chaos(
 
     Exit codes: 0 all runs were survived; 1 one was not, and the command that shows it again is printed.
     """
-    from trainmover.chaos.campaign import UNDISTURBED, Campaign, ChaosError, carry_out
-    from trainmover.chaos.plan import Exhausted, State
+    from trainmover.chaos.campaign import Campaign, ChaosError, carry_out
+    from trainmover.chaos.plan import UNDISTURBED, Exhausted, State
 
     campaign = Campaign(
         script=script,
