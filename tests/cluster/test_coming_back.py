@@ -8,6 +8,7 @@ test_same_bytes.py.)
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from trainmover.chaos.judge import Truth, Verdict
 from trainmover.chaos.plan import Plan, Trouble
 from trainmover.chaos.round import Order
 from trainmover.events import catalogue as say
+from trainmover.events.envelope import Envelope
 from trainmover.events.log import read_log
 from trainmover.faults import parse_faults
+from trainmover.monitor.explain import Fact, explain, find
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -57,6 +60,11 @@ def lives(folder: Path, machine: str) -> dict[str, list[str]]:
     return found
 
 
+def read_envelopes(folder: Path) -> Iterator[Envelope]:
+    """The log of a run."""
+    return (record.envelope for record in read_log(folder / "run" / "events.tmlog"))
+
+
 def check(folder: Path, machine: str) -> None:
     """Its first life was declared dead, its second one was parked as a standby."""
     first, second = lives(folder, machine).values()
@@ -86,6 +94,27 @@ def test_two_machines_that_did_not_reach_each_other(calm: Truth, tmp_path: Path)
     verdict = run_of(tmp_path, part, truth=calm)
     assert verdict.complaints == ()
     assert verdict.faults[-1] == str(part)
+
+
+@networked
+@pytest.mark.long(every=0)
+def test_two_machines_that_never_reach_each_other_again(calm: Truth, tmp_path: Path) -> None:
+    """The repair does not come about, so one is replaced, and waits outside for as long as the cut lasts.
+
+    The bytes are those of the undisturbed run, and the log replays without a difference.
+    """
+    part = Trouble("part", "m0+m1", 600.0, "standby.parked")
+    verdict = run_of(tmp_path, part, truth=calm)
+    assert verdict.complaints == ()
+    assert verdict.incidents == ("failure of m1",)
+    assert list(lives(tmp_path, "m1").values()) == [["machine.joined", "machine.failed", "machine.left"]]
+    events = [record.envelope.event for record in read_log(tmp_path / "run" / "events.tmlog")]
+    (failed,) = (event for event in events if isinstance(event, say.MachineFailed))
+    assert failed.unreached == ("m0",)
+    assert "m1 and m0 do not reach each other, though all are well" in failed.reason
+    story = explain(list(read_envelopes(tmp_path)), find(list(read_envelopes(tmp_path)), "m1"))
+    told = [item.envelope.type for item in story.chain if isinstance(item, Fact)]
+    assert "link.unreached" in told
 
 
 @pytest.mark.long(every=0)

@@ -61,6 +61,8 @@ class Plant:
     warm_steps: int = 2
     stages: int = 1
     shares: bool = False
+    dial_seconds: float = 20.0
+    parted: set[frozenset[str]] = field(default_factory=set)
     unrecorded: set[str] = field(default_factory=set)
     machines: dict[str, Machine] = field(default_factory=dict)
     layout: tuple[str, ...] = ()
@@ -118,6 +120,41 @@ class Plant:
             self.publish(broken(a, b, self.epoch), a)
 
     broken_at: int = -1
+
+    def part(self, name: str, other: str) -> None:
+        """Two machines do not reach each other any more; both are well, and everybody else reaches both."""
+        self.parted.add(frozenset({name, other}))
+        if {name, other} <= set(self.layout):
+            self.cut(name, other)
+
+    def heal(self) -> None:
+        """Everybody reaches everybody."""
+        self.parted.clear()
+        for event in list(self.prepares.values()):
+            for rank in self._present(event.machines):
+                self._rank_prepared(event, rank)
+
+    def _unreached(self, event: say.SwitchPrepare, rank: int) -> list[int]:
+        """Seats that this rank's machine does not reach."""
+        name = event.machines[rank // self.slots]
+        return [s for s, other in enumerate(event.machines) if frozenset({name, other}) in self.parted]
+
+    def _complain(self, event: say.SwitchPrepare, rank: int) -> None:
+        seat = rank // self.slots
+        for other in self._unreached(event, rank):
+            if event.epoch in self.prepares and seat < other:
+                self.publish(
+                    say.LinkUnreached(
+                        epoch=event.epoch,
+                        rank=rank,
+                        machine=event.machines[seat],
+                        peer=other * self.slots,
+                        peer_machine=event.machines[other],
+                        seconds=self.dial_seconds,
+                        reason="timed out",
+                    ),
+                    event.machines[seat],
+                )
 
     def _expire(self, machine: Machine) -> None:
         def expire() -> None:
@@ -260,7 +297,9 @@ class Plant:
 
     def _rank_prepared(self, event: say.SwitchPrepare, rank: int) -> None:
         name = event.machines[rank // self.slots]
-        if self.machines[name].well and event.epoch in self.prepares:
+        if self._unreached(event, rank):
+            self.later(self.dial_seconds, lambda: self._complain(event, rank))
+        elif self.machines[name].well and event.epoch in self.prepares:
             self.ready[event.epoch].add(rank)
             self.publish(prepared(event.epoch, rank, name), name)
 

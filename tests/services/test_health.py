@@ -28,10 +28,6 @@ def expired(machine: str, life: str = "a") -> say.LeaseExpired:
     return say.LeaseExpired(machine=machine, incarnation=life, silent_seconds=1.4, limit_seconds=1.2)
 
 
-def probed(machine: str, answer: Any, life: str = "a") -> say.MachineProbed:
-    return say.MachineProbed(machine=machine, incarnation=life, answer=answer)
-
-
 def test_the_table_is_whole() -> None:
     """Every state has a row, verdicts are final, and every living state can be failed by proof."""
     check(TABLE, Health)
@@ -45,9 +41,9 @@ def test_the_table_is_whole() -> None:
 def test_a_lapsed_lease_is_checked_by_a_probe(bench: Any, kit: Kit) -> None:
     """Missing heartbeats make health ask: a machine that answers was only busy, a silent one has failed."""
     assert kit.brief(bench.hear(expired("m1"))) == ["probe m1"]
-    assert kit.brief(bench.hear(probed("m1", "alive"))) == []
+    assert kit.brief(bench.hear(kit.probed("m1", "alive"))) == []
     assert kit.brief(bench.hear(expired("m1"))) == ["probe m1"]
-    assert kit.brief(bench.hear(probed("m1", "silent"))) == ["machine.failed machine=m1"]
+    assert kit.brief(bench.hear(kit.probed("m1", "silent"))) == ["machine.failed machine=m1"]
     lines = bench.said[-1].evidence
     assert any("no heartbeat" in line for line in lines)
     assert any("does not answer" in line for line in lines)
@@ -77,7 +73,7 @@ def test_two_suspicions_are_proof(bench: Any, kit: Kit) -> None:
 def test_absence_is_proof(bench: Any, kit: Kit) -> None:
     """A broken link makes health ask; when nobody listens any more the machine has failed at once."""
     assert kit.brief(bench.hear(kit.broken("m0", "m1"), kit.broken("m2", "m1"))) == ["probe m1"]
-    assert kit.brief(bench.hear(probed("m1", "absent"))) == ["machine.failed machine=m1"]
+    assert kit.brief(bench.hear(kit.probed("m1", "absent"))) == ["machine.failed machine=m1"]
     verdict = bench.said[-1]
     assert any("m0 lost the link 0-1 of epoch 1: connection reset" in line for line in verdict.evidence)
     assert any("m2 lost the link" in line for line in verdict.evidence)
@@ -86,9 +82,12 @@ def test_absence_is_proof(bench: Any, kit: Kit) -> None:
 def test_silence_is_suspicion(bench: Any, kit: Kit) -> None:
     """A machine that does not answer is suspected once and asked again until its lease decides."""
     bench.hear(kit.broken("m0", "m1"))
-    assert kit.brief(bench.hear(probed("m1", "silent"))) == ["machine.suspected machine=m1", "timer ask:m1"]
+    assert kit.brief(bench.hear(kit.probed("m1", "silent"))) == [
+        "machine.suspected machine=m1",
+        "timer ask:m1",
+    ]
     assert kit.brief(bench.fire("ask:m1")) == ["probe m1"]
-    assert kit.brief(bench.hear(probed("m1", "silent"))) == ["timer ask:m1"]
+    assert kit.brief(bench.hear(kit.probed("m1", "silent"))) == ["timer ask:m1"]
     assert kit.brief(bench.hear(expired("m1"))) == ["machine.failed machine=m1"]
     assert kit.brief(bench.fire("ask:m1")) == []
 
@@ -96,8 +95,8 @@ def test_silence_is_suspicion(bench: Any, kit: Kit) -> None:
 def test_both_ends_alive_repairs_the_link(bench: Any, kit: Kit) -> None:
     """When both ends answer and no rank exits in the grace time, the link is made again, once."""
     bench.hear(kit.broken("m0", "m1"), kit.broken("m1", "m0"))
-    assert kit.brief(bench.hear(probed("m1", "alive"))) == ["timer grace:1"]
-    assert kit.brief(bench.hear(probed("m0", "alive"))) == []
+    assert kit.brief(bench.hear(kit.probed("m1", "alive"))) == ["timer grace:1"]
+    assert kit.brief(bench.hear(kit.probed("m0", "alive"))) == []
     assert bench.timers["grace:1"] == bench.now + 1.5
     assert kit.brief(bench.fire("grace:1")) == ["link.repair epoch=1"]
     assert bench.hear(kit.broken("m0", "m1")) == []
@@ -105,7 +104,7 @@ def test_both_ends_alive_repairs_the_link(bench: Any, kit: Kit) -> None:
 
 def test_an_exit_in_the_grace_time_is_the_cause(bench: Any, kit: Kit) -> None:
     """A rank's exit that comes after the answer fails its machine, and there is no repair."""
-    bench.hear(kit.broken("m0", "m1"), probed("m1", "alive"))
+    bench.hear(kit.broken("m0", "m1"), kit.probed("m1", "alive"))
     assert kit.brief(bench.hear(kit.exited("m1", signal=9))) == ["machine.failed machine=m1"]
     assert "ended by signal 9" in bench.said[-1].reason
     assert bench.fire("grace:1") == []
@@ -114,7 +113,7 @@ def test_an_exit_in_the_grace_time_is_the_cause(bench: Any, kit: Kit) -> None:
 def test_a_suspect_that_answers_gets_its_grace_time(bench: Any, kit: Kit) -> None:
     """A repair waits for everybody accused: one that is still suspected delays it."""
     bench.hear(kit.broken("m0", "m1"), kit.broken("m0", "m2"))
-    bench.hear(probed("m1", "alive"), probed("m2", "silent"))
+    bench.hear(kit.probed("m1", "alive"), kit.probed("m2", "silent"))
     assert bench.fire("grace:1") == []
     returned = say.LeaseReturned(machine="m2", incarnation="a", silent_seconds=1.0)
     assert kit.brief(bench.hear(returned)) == ["timer grace:1"]
@@ -225,7 +224,7 @@ def test_a_script_that_raises_again_and_again(bench: Any, kit: Kit) -> None:
 def test_the_incident_is_named_after_the_life(bench: Any, kit: Kit) -> None:
     """Suspicion and verdict of one life carry the same incident, whatever the evidence was."""
     bench.hear(kit.broken("m0", "m1"))
-    first = bench.hear(probed("m1", "silent"))[0].incident
+    first = bench.hear(kit.probed("m1", "silent"))[0].incident
     second = bench.hear(expired("m1"))[0].incident
     assert first == second is not None
 

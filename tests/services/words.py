@@ -195,6 +195,41 @@ def broken(machine: str, peer: str, epoch: int = 1) -> say.LinkBroken:
     )
 
 
+def probed(machine: str, answer: Any, life: str = "a") -> say.MachineProbed:
+    """What became of a question to a machine."""
+    return say.MachineProbed(machine=machine, incarnation=life, answer=answer)
+
+
+def unreached(machine: str, peer: str, epoch: int = 2) -> say.LinkUnreached:
+    """A link that is dialled in vain."""
+    return say.LinkUnreached(
+        epoch=epoch, rank=0, machine=machine, peer=1, peer_machine=peer, seconds=20.0, reason="timed out"
+    )
+
+
+def reached(machine: str, peer: str, epoch: int = 2) -> say.LinkReached:
+    """It is there after all."""
+    return say.LinkReached(epoch=epoch, rank=0, machine=machine, peer=1, peer_machine=peer)
+
+
+def prepare(
+    epoch: int, machines: Iterable[str], *, kind: Any = "repair", joiners: Iterable[str] = (), slots: int = 1
+) -> say.SwitchPrepare:
+    """All ranks are asked for the links of an epoch."""
+    return say.SwitchPrepare(
+        epoch=epoch,
+        kind=kind,
+        generation=1,
+        incidents=("inc-1",),
+        machines=tuple(machines),
+        ranks_per_machine=slots,
+        leavers=(),
+        joiners=tuple(joiners),
+        endpoints=(),
+        limit_seconds=60.0,
+    )
+
+
 def started(generation: int = 1, epoch: int = 1) -> say.TrainingStarted:
     """The first committed step."""
     return say.TrainingStarted(generation=generation, epoch=epoch, step=1, groups={"default": (0, 1, 2)})

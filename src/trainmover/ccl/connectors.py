@@ -52,6 +52,10 @@ class Arrival:
     window: Window | None = None
 
 
+Dialled = Callable[[Arrival | None, str, bool], None]
+"""What became of an attempt: the connection, or why there is none; and whether anything answered."""
+
+
 def door_of(job: str, life: str) -> str:
     """The abstract name of a process's unix socket."""
     digest = hashlib.sha256(f"{job}\0{life}".encode()).hexdigest()
@@ -122,16 +126,20 @@ class Connectors:
 
     # -- going out -----------------------------------------------------------------------------
 
-    def dial(self, plan: Plan, link: Link, done: Callable[[Arrival | None, str], None]) -> None:
-        """Make a link's connection; ``done(arrival, why not)`` is called on the engine's thread."""
+    def dial(self, plan: Plan, link: Link, done: Dialled) -> None:
+        """Make a link's connection; ``done`` is called on the engine's thread."""
         self._threads.submit(self._dial, plan, link, done)
 
-    def _dial(self, plan: Plan, link: Link, done: Callable[[Arrival | None, str], None]) -> None:
+    def _dial(self, plan: Plan, link: Link, done: Dialled) -> None:
         peer = plan.peers[link.other(plan.rank)]
         hello = Hello(self._job, link, plan.epoch, plan.rank, self._life, peer.life)
-        arrival, reason, sock = None, "", None
+        arrival, reason, reached = None, "", False
+        sock: socket.socket | SecureSocket | None = None
         try:
             sock = self._reach(peer)
+            reached = True
+            if sock.family != socket.AF_UNIX and self._tls is not None:
+                sock = self._tls.dial(sock)
             dial(sock, hello, self._secret)
             arrival = Arrival(sock, self._swap_windows(sock, link, first=True))
         except (OSError, TrainMoverError) as error:
@@ -139,10 +147,10 @@ class Connectors:
             if sock is not None:
                 sock.close()
         finished = arrival
-        if not self._hand_over(lambda: done(finished, reason)) and finished is not None:
+        if not self._hand_over(lambda: done(finished, reason, reached)) and finished is not None:
             finished.sock.close()
 
-    def _reach(self, peer: Peer) -> socket.socket | SecureSocket:
+    def _reach(self, peer: Peer) -> socket.socket:
         if peer.beside:
             sock = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             sock.settimeout(CONNECT_SECONDS)
@@ -154,7 +162,7 @@ class Connectors:
                 log.debug("%s is not reached by its door (%s); using the network", peer.life, error)
         sock = own(socket.create_connection((peer.host, peer.port), CONNECT_SECONDS))
         _set_up(sock)
-        return sock if self._tls is None else self._tls.dial(sock)
+        return sock
 
     # -- letting in ----------------------------------------------------------------------------
 

@@ -441,6 +441,10 @@ class Engine:
         else:
             self._on_lost(connection, reason)
 
+    def unreached(self, peer: int, reason: str) -> None:
+        """A message waits for a peer that nobody answers for: it will not go out in this epoch."""
+        self._break(f"rank {peer} is not reached: {reason}", peer)
+
     def break_received(self, connection: Connection, epoch: int, tags: tuple[int, int]) -> None:
         reason = f"rank {connection.peer} says that epoch {epoch} is broken"
         if epoch == self.epoch and any(tags) and self.fatal is None:

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainmover.ccl.connection import Connection
@@ -25,6 +26,7 @@ from trainmover.ccl.pairs import Pairs
 from trainmover.ccl.plan import Peer, Plan
 from trainmover.ccl.secure import LinkTls
 from trainmover.ccl.shared import Window
+from trainmover.ccl.unreached import LOOK_SECONDS, SECONDS, Unreached
 from trainmover.errors import LinkError
 from trainmover.topology.links import Link
 
@@ -78,6 +80,9 @@ class LinkTable:
         secret: the job's secret.
         host: address to listen on; the port is the system's choice.
         tls: encrypts the links that leave the machine; None: they are plain.
+
+    Attributes:
+        unreached: what is dialled in vain, and who is told of it.
     """
 
     def __init__(self, job: str, life: str, secret: bytes, host: str, tls: LinkTls | None = None) -> None:
@@ -89,6 +94,7 @@ class LinkTable:
         self._engine: Engine | None = None
         self._current_plan: Plan | None = None
         self.pairs = Pairs(self._connection_of, self._reach)
+        self.unreached = Unreached()
         self._connectors = Connectors(
             job,
             life,
@@ -166,8 +172,9 @@ class LinkTable:
     def extend(self, plan: Plan, ready: Callable[[float, int, int], None]) -> None:
         """Make more links within the current epoch (a new group); then :meth:`install` them."""
         kept = sum(self._current(plan, link) for link in plan.links)
-        self._pending[plan.epoch] = _Pending(plan, ready, time.monotonic(), kept)
+        self._pending[plan.epoch] = pending = _Pending(plan, ready, time.monotonic(), kept)
         self._ensure(plan.epoch)
+        self.engine.later(SECONDS, lambda: self._look_for_unreached(pending))
 
     def abandon(self, epoch: int) -> None:
         """The epoch will not come. Its connections stay aside for a later plan that wants them."""
@@ -182,6 +189,7 @@ class LinkTable:
         self._pending = {epoch: item for epoch, item in self._pending.items() if epoch > plan.epoch}
         self._current_plan = plan
         self.pairs.clear()
+        self.unreached.swapped()
         counts = {"swapped": 0, "kept": 0, "closed": 0}
         for link in sorted(plan.links):
             if self._current(plan, link):
@@ -340,7 +348,16 @@ class LinkTable:
         key = link, plan.life_of(link)
         if key not in self._dialling:
             self._dialling.add(key)
-            self._connectors.dial(plan, link, lambda found, reason: self._dialled(plan, link, found, reason))
+            self._connectors.dial(plan, link, partial(self._dialled, plan, link))
+
+    def _look_for_unreached(self, pending: _Pending) -> None:
+        """Tell of the links of a plan that are dialled in vain, for as long as it is prepared."""
+        plan = pending.plan
+        if self._closed or pending.announced or self._pending.get(plan.epoch) is not pending:
+            return
+        mine = [link for link in self._wanted(plan) if link.dialler == plan.rank]
+        self.unreached.look(plan, pending.started, [(link, plan.life_of(link)) for link in mine])
+        self.engine.later(LOOK_SECONDS, lambda: self._look_for_unreached(pending))
 
     def _reach(self, link: Link) -> None:
         """Begin to make a link that is needed in the current epoch and no topology names."""
@@ -356,15 +373,19 @@ class LinkTable:
         slot = self._slots.get(link)
         return None if slot is None or slot.connection is None or slot.connection.closed else slot.connection
 
-    def _dialled(self, plan: Plan, link: Link, found: Arrival | None, reason: str) -> None:
+    def _dialled(self, plan: Plan, link: Link, found: Arrival | None, reason: str, reached: bool) -> None:
         life = plan.life_of(link)
         self._dialling.discard((link, life))
+        self.unreached.tried((link, life), "" if reached else reason)
         if found is not None:
             self._put_aside(link, link.other(plan.rank), life, plan.epoch, found)
             return
         if self._closed:
             return
         if self.pairs.wants(link) and plan is self._current_plan:
+            if self.unreached.demanded(plan, (link, life)):
+                self.engine.unreached(link.other(plan.rank), reason)
+                return
             self.engine.later(RETRY_SECONDS, lambda: self._reach_again(link))
             return
         pending = self._pending.get(plan.epoch)

@@ -38,6 +38,7 @@ TOLD = frozenset(
         "machine.failed",
         "rank.exited",
         "link.repair",
+        "link.unreached",
         "move.requested",
         "move.refused",
         "recording.failed",

@@ -67,7 +67,8 @@ def machine(
 
     A machine that could not be heard for a while is replaced.  When it is back it is told so, ends its
     ranks and joins again, as a standby.  So does one whose data-parallel replica pauses because another
-    machine of it was lost.
+    machine of it was lost, and one that was replaced because it and another did not reach each other, once
+    it reaches the other.
 
     Exit codes: 0 the job completed or this machine was released; 1 the job failed; 3 this machine was
     declared dead, because a rank of it failed (or for any reason, with --once), and has ended its ranks.
@@ -87,14 +88,16 @@ async def _machine(access: Access, name: str, slots: int, host: str, once: bool)
     from trainmover.events.alive import shown_alive
     from trainmover.events.nats_bus import NatsBus
     from trainmover.machine.agent import Agent, MachineConfig
+    from trainmover.machine.apart import Apart
     from trainmover.machine.children import come_forward
     from trainmover.machine.lives import EXITS
 
+    apart, times = Apart(name, "", (), 1), 0
     while True:
         # Many programs may be starting at once on a small computer.
         bus = await NatsBus.connect(access.bus, access.job, f"machine/{name}", limit=START_SECONDS)
         try:
-            config = MachineConfig(name, slots, host, access.secret, link_tls=access.link_tls)
+            config = MachineConfig(name, slots, host, access.secret, link_tls=access.link_tls, apart=apart)
             agent = Agent(bus, config)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -108,12 +111,14 @@ async def _machine(access: Access, name: str, slots: int, host: str, once: bool)
             await bus.close()
         if once or not agent.joins_again:
             return EXITS[ending]
-        logging.getLogger("trainmover.machine").warning(
-            "machine %s was replaced while it could not be heard; it joins again as a standby"
-            if agent.unheard
-            else "the replica of machine %s pauses; it joins again as a standby",
-            name,
-        )
+        times = times + 1 if agent.unreached else 0
+        apart = Apart(name, agent.incarnation, agent.unreached, times)
+        why = "the replica of machine %s pauses; it joins again as a standby"
+        if agent.unreached:
+            why = f"machine %s did not reach {', '.join(agent.unreached)}; it joins again once it does"
+        elif agent.unheard:
+            why = "machine %s was replaced while it could not be heard; it joins again as a standby"
+        logging.getLogger("trainmover.machine").warning(why, name)
 
 
 def machine_name() -> str:

@@ -62,17 +62,22 @@ log = logging.getLogger("trainmover.machine")
 
 
 class Agent:
-    """One life of one machine in one job; :meth:`run` lives it."""
+    """One life of one machine in one job; :meth:`run` lives it.
+
+    Attributes:
+        unreached: machines that it did not reach, and was replaced for that.
+    """
 
     def __init__(self, bus: Bus, config: MachineConfig) -> None:
         self.config = config
         self.incarnation = secrets.token_hex(4)
+        self.unreached: tuple[str, ...] = ()
         self._bus = bus
         self._ranks = Ranks(config.name, self._rank_gone)
         self._socket = RankSocket(self._rank_said, self._rank_connected, self._rank_broke)
         self._job: say.JobSubmitted | None = None
         self._waiting: list[Envelope] = []
-        self._joined = False
+        self._in = self._joined = False
         self._relay = Relay(config.name, self._ranks)
         self._warmups = WarmUps(self._ranks, self._relay, self._warm)
         self._said = 0
@@ -127,8 +132,7 @@ class Agent:
             await self._socket.start()
             await self._bus.answer_probes(self.config.name)
             feed = await self._bus.feed(AREAS, history=True)
-            self._join()
-            beats = asyncio.ensure_future(self._beat())
+            beats = asyncio.ensure_future(self._join_and_beat())
             obeying = asyncio.ensure_future(self._obey(feed))
             stopping = asyncio.ensure_future(self._stop.wait())
             await asyncio.wait({obeying, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -161,6 +165,7 @@ class Agent:
         return "stopped"
 
     async def _act(self, envelope: Envelope) -> Ending | None:
+        self.config.apart.note(envelope.event)
         act = self._acts.get(type(envelope.event))
         return await act(envelope.event) if act is not None else None
 
@@ -224,6 +229,7 @@ class Agent:
     async def _on_failed(self, event: say.MachineFailed) -> Ending | None:
         if self._is_me(event):
             self._ranks.kill()
+            self.unreached = event.unreached
             log.warning("declared dead (%s): ranks are killed, this machine leaves", event.reason)
             return "fenced"
         # A standby that still warms up is wanted sooner than it was.
@@ -374,7 +380,13 @@ class Agent:
 
     # -- what this machine says
 
+    async def _join_and_beat(self) -> None:
+        await self.config.apart.over()
+        self._join()
+        await self._beat()
+
     def _join(self) -> None:
+        self._in = True
         log.info("machine %s joins job %s (life %s)", self.config.name, self._bus.job, self.incarnation)
         self._say(
             say.MachineJoined(
@@ -387,7 +399,8 @@ class Agent:
         )
 
     async def _leave(self, ending: Ending, sender: asyncio.Future[None]) -> None:
-        self._say(say.MachineLeft(machine=self.config.name, incarnation=self.incarnation, reason=ending))
+        if self._in:
+            self._say(say.MachineLeft(machine=self.config.name, incarnation=self.incarnation, reason=ending))
         try:
             await asyncio.wait_for(self._outbox.join(), GOODBYE_SECONDS)
             await self._bus.flush(GOODBYE_SECONDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from trainmover.machine.apart import Apart
 
 BEAT_SECONDS: Final = 0.25
 
@@ -24,6 +26,7 @@ class MachineConfig:
         secret: the job's secret, hex.
         beat_seconds: seconds between heartbeats.
         link_tls: folder with the certificate for links; empty: links are not encrypted.
+        apart: whom it has to reach before it joins.
     """
 
     name: str
@@ -32,3 +35,4 @@ class MachineConfig:
     secret: str = ""
     beat_seconds: float = BEAT_SECONDS
     link_tls: str = ""
+    apart: Apart = field(default_factory=lambda: Apart("", "", (), 1))

@@ -17,6 +17,8 @@ RANK_SAYS: Final[frozenset[type[say.Event]]] = frozenset(
         say.RankExited,
         say.RankFinished,
         say.LinkBroken,
+        say.LinkReached,
+        say.LinkUnreached,
         say.MoveRequested,
         say.RecordingReady,
         say.RecordingFailed,

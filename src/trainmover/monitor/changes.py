@@ -101,6 +101,11 @@ def _link_broken(view: ClusterState, envelope: Envelope, event: say.LinkBroken) 
     view.evidence.setdefault(event.peer_machine, envelope.time)
 
 
+def _link_unreached(view: ClusterState, envelope: Envelope, event: say.LinkUnreached) -> None:
+    for machine in (event.machine, event.peer_machine):  # which of them goes is not known yet
+        view.evidence.setdefault(machine, envelope.time)
+
+
 def _launch(view: ClusterState, envelope: Envelope, event: say.MachineLaunch) -> None:
     if event.generation > view.generation:
         view.generation, view.started = event.generation, False
@@ -294,6 +299,7 @@ CHANGES: dict[type[say.Event], Callable[[ClusterState, Envelope, Any], None]] = 
     say.LeaseReturned: _lease_returned,
     say.RankExited: _rank_exited,
     say.LinkBroken: _link_broken,
+    say.LinkUnreached: _link_unreached,
     say.RolesFound: _roles,
     say.RecordingReady: _recorded,
     say.RecordingFailed: _recorded,

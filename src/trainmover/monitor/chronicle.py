@@ -49,6 +49,7 @@ LEVELS: dict[str, str] = {
     "lease.expired": "warn",
     "lease.stalled": "warn",
     "link.broken": "warn",
+    "link.unreached": "warn",
     "rank.exited": "warn",
     "move.refused": "warn",
     "training.started": "good",

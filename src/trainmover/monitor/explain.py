@@ -26,7 +26,15 @@ from trainmover.services.course import Log, Step
 from trainmover.services.replay import courses, differences, merged
 from trainmover.services.tables import Moved
 
-SIGNS = (say.LinkBroken, say.RankExited, say.LeaseExpired, say.LeaseStalled, say.LeaseReturned)
+SIGNS = (
+    say.LinkBroken,
+    say.LinkUnreached,
+    say.LinkReached,
+    say.RankExited,
+    say.LeaseExpired,
+    say.LeaseStalled,
+    say.LeaseReturned,
+)
 """What may speak against a machine before it is declared dead."""
 
 SIGN_SECONDS = 30.0
@@ -42,6 +50,8 @@ OF_AN_EPOCH = (
     say.TrainingStarted,
     say.TrainingResumed,
     say.LinkBroken,
+    say.LinkUnreached,
+    say.LinkReached,
 )
 """What is said of an epoch: what it is, and what ranks report on it."""
 
@@ -222,6 +232,8 @@ def _is_sign(envelope: Envelope, verdict: Envelope) -> bool:
     event, machine = envelope.event, verdict.machine
     if not isinstance(event, SIGNS) or not 0 <= verdict.time - envelope.time <= SIGN_SECONDS:
         return False
+    if isinstance(event, say.LinkUnreached | say.LinkReached):  # it may be either
+        return machine in (event.machine, event.peer_machine)
     accused = event.peer_machine if isinstance(event, say.LinkBroken) else event.machine
     return accused == machine
 

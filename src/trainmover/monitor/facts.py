@@ -87,6 +87,13 @@ _SENTENCES: dict[type[say.Event], Callable[[Any], str]] = {
         f"{'; it is started again' if e.again else ''}"
     ),
     say.LinkBroken: lambda e: f"rank {e.rank} lost rank {e.peer} on {e.peer_machine}{_because(e.reason)}",
+    say.LinkUnreached: lambda e: (
+        f"rank {e.rank} on {e.machine} has not reached rank {e.peer} on {e.peer_machine} for "
+        f"{e.seconds:.0f} s{_because(e.reason)}"
+    ),
+    say.LinkReached: lambda e: (
+        f"rank {e.rank} on {e.machine} has reached rank {e.peer} on {e.peer_machine} after all"
+    ),
     say.LinkRepair: lambda e: f"links are made again in a new epoch{_because(e.reason)}",
     say.MoveRequested: lambda e: (
         f"machine {e.machine} shall move{f' to {e.to}' if e.to else ''}{_because(e.reason)}"

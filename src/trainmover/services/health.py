@@ -10,6 +10,8 @@ accuses the machine at its other end, a lease expired, and the answer to a probe
 suspicions together are proof.  A lapsed machine that answers was only busy.  An accused machine that
 answers gets :data:`GRACE` seconds for a ``rank.exited`` to arrive; if none does, both ends of the
 link live, so it is the link that is made again (``link.repair``), not a machine that is replaced.
+Where that link is dialled in vain for long, it will not be made: of two machines that are well and do not
+reach each other one is replaced (``apart`` chooses), if it can be.
 
 Two rules guard against acting on old news.  Only a link of the current layout accuses anybody:
 its epoch is not older than the last committed one, and both its machines have a seat.  And a life
@@ -29,6 +31,7 @@ from typing import ClassVar
 
 from trainmover.events.catalogue import (
     MAX_TEXT,
+    CheckpointSaved,
     Event,
     JobCompleted,
     JobFailed,
@@ -37,14 +40,20 @@ from trainmover.events.catalogue import (
     LeaseReturned,
     LeaseStalled,
     LinkBroken,
+    LinkReached,
     LinkRepair,
+    LinkUnreached,
     MachineFailed,
     MachineJoined,
     MachineLaunch,
     MachineLeft,
     MachineProbed,
     MachineSuspected,
+    MirrorFailed,
+    MirrorWhole,
+    RankDescribed,
     RankExited,
+    RolesFound,
     StandbyAssigned,
     SwitchAborted,
     SwitchCommitted,
@@ -53,6 +62,7 @@ from trainmover.events.catalogue import (
     TrainingResumed,
     TrainingStarted,
 )
+from trainmover.services.apart import Apart, said_of
 from trainmover.services.core import CancelTimer, Decider, Probe, Reaction, SetTimer, incident_id, noted
 from trainmover.services.reasons import UNANSWERED, how_it_ended, no_beat, script_error
 from trainmover.services.roster import Life
@@ -88,6 +98,7 @@ TABLE: Table[Health] = {
         "rank exited": Health.FAILED,
         "lease expired": Health.LAPSED,
         "lease stalled": Health.FAILED,
+        "not reached": Health.FAILED,
         "deserted": Health.FAILED,
         "replaced": Health.FAILED,
         "left": Health.LEFT,
@@ -149,7 +160,8 @@ class HealthCore(Decider):
         self._accused: dict[int, set[Life]] = {}
         self._waiting: set[int] = set()
         self._repaired: set[int] = set()
-        self._prepared: dict[int, tuple[str, ...]] = {}
+        self._prepared: dict[int, SwitchPrepare] = {}
+        self._apart = Apart(self.roster)
         self._script_errors = 0
         self._losses: set[tuple[int, Life]] = set()
 
@@ -159,10 +171,10 @@ class HealthCore(Decider):
 
     # -- one transition --------------------------------------------------------------------------
 
-    def _take(self, life: Life, trigger: str, why: str = "") -> bool:
+    def _take(self, life: Life, trigger: str, why: str = "", unreached: tuple[str, ...] = ()) -> bool:
         """Move one life along the table and say what its new state calls for.
 
-        The reason is evidence even where the trigger changes nothing.
+        The reason is evidence even where the trigger changes nothing.  ``unreached``: see ``machine.failed``.
         """
         before = self._states.get(life, Health.WELL)
         state = after(TABLE, before, trigger)
@@ -189,10 +201,10 @@ class HealthCore(Decider):
                 evidence = tuple(self._evidence.get(life, ()))
                 if before is Health.LAPSED:
                     why = "; ".join(evidence[-2:])
-                self.say(
-                    MachineFailed(machine=life[0], incarnation=life[1], reason=why, evidence=evidence),
-                    _incident(life),
+                failed = MachineFailed(
+                    machine=life[0], incarnation=life[1], reason=why, evidence=evidence, unreached=unreached
                 )
+                self.say(failed, _incident(life))
             case Health.LEFT:
                 pass
         return True
@@ -293,6 +305,27 @@ class HealthCore(Decider):
         )
         self._take(accused, "accused", why[:MAX_TEXT])
 
+    def _unreached(self, event: LinkUnreached) -> None:
+        """A peer is dialled in vain: if both ends are well, one of them is to be replaced."""
+        layout = self._layout(event.epoch)
+        names = (event.machine, event.peer_machine)
+        if layout is None or any(name not in layout or self.roster.dead(name) for name in names):
+            return
+        lives = [(name, life) for name in names if (life := self.roster.life(name)) is not None]
+        if len(lives) < 2 or lives[0] == lives[1]:
+            return
+        self._apart.note(event, *lives)
+        self._accused.setdefault(event.epoch, set()).update(lives)
+        # Who complains is heard, so it is asked nothing.
+        self._take(lives[1], "accused", said_of(event)[:MAX_TEXT])
+
+    def _reached(self, event: LinkReached) -> None:
+        """They answer after all: of this pair nobody goes, and the epoch on its way is as good as any."""
+        self._apart.reached(event.epoch, (event.machine, event.peer_machine))
+        left = self._apart.lives(event.epoch)
+        accused = self._accused.get(event.epoch, set())
+        accused -= {life for life in accused - left if life[0] in (event.machine, event.peer_machine)}
+
     def _stuck(self, event: LinkBroken) -> None:
         """A rank says of itself that its epoch is over; unless a machine proves lost, a new one is due.
 
@@ -311,7 +344,8 @@ class HealthCore(Decider):
         """Machines of an epoch that is the committed one or on its way."""
         if epoch == self.roster.epoch:
             return self.roster.members
-        return self._prepared.get(epoch) if epoch > self.roster.epoch else None
+        prepared = self._prepared.get(epoch)
+        return prepared.machines if prepared is not None and epoch > self.roster.epoch else None
 
     def _probed(self, event: MachineProbed) -> None:
         self._take((event.machine, event.incarnation), event.answer, UNANSWERED[event.answer])
@@ -338,22 +372,41 @@ class HealthCore(Decider):
         accused = self._accused.get(epoch, set())
         if layout is None or not accused or any(self.roster.dead(machine) for machine in layout):
             return
-        if all(self._states.get(life, Health.WELL) is Health.WELL for life in accused):
-            self._repaired.add(epoch)
-            names = ", ".join(sorted(machine for machine, _ in accused))
-            reason = f"epoch {epoch} is broken, but {names} is well and no rank exited"
-            self.say(LinkRepair(epoch=epoch, reason=reason), incident_id("repair", epoch))
+        if not all(self._states.get(life, Health.WELL) is Health.WELL for life in accused):
+            return
+        names = ", ".join(sorted(machine for machine, _ in accused))
+        reason = f"epoch {epoch} is broken, but {names} is well and no rank exited"
+        if self._apart.lives(epoch):
+            if self._replace_one(epoch):
+                return
+            reason = f"{self._apart.why(epoch)}; neither can be replaced, so it is tried again"
+        self._repaired.add(epoch)
+        self.say(LinkRepair(epoch=epoch, reason=reason[:MAX_TEXT]), incident_id("repair", epoch))
+
+    def _replace_one(self, epoch: int) -> bool:
+        """All are well and some do not reach each other.  False: nobody of these can be replaced."""
+        prepared = self._prepared.get(epoch)
+        trains = prepared is not None and not self._accused.get(self.roster.epoch)
+        kind = prepared.kind if prepared is not None and trains else ""
+        chosen = self._apart.choose(epoch, kind)
+        for one in chosen:
+            machine, names = one.life[0], " and ".join(one.partners)
+            reason = f"{machine} and {names} do not reach each other, though all are well"
+            why = f"{reason}; {machine} is replaced: {one.why}"[:MAX_TEXT]
+            self._take(one.life, "not reached", why, one.partners)
+        return bool(chosen)
 
     # -- switches ----------------------------------------------------------------------------------
 
     def _prepare(self, event: SwitchPrepare) -> None:
         if event.epoch > self.roster.epoch:
-            self._prepared[event.epoch] = event.machines
+            self._prepared[event.epoch] = event
 
     def _aborted(self, event: SwitchAborted) -> None:
         self._prepared.pop(event.epoch, None)
 
     def _committed(self, event: SwitchCommitted) -> None:
+        self._apart.over(self.roster.epoch)
         for epoch in [epoch for epoch in self._accused if epoch < self.roster.epoch]:
             del self._accused[epoch]
             if epoch in self._waiting:
@@ -366,6 +419,7 @@ class HealthCore(Decider):
 
     def _step(self, event: TrainingStarted | TrainingResumed) -> None:
         self._script_errors = 0
+        self._apart.stepped()
 
     HEARS: ClassVar[Mapping[type[Event], Reaction]] = {
         JobSubmitted: noted,
@@ -373,6 +427,11 @@ class HealthCore(Decider):
         JobFailed: noted,
         MachineLaunch: noted,
         StandbyAssigned: noted,
+        RankDescribed: noted,
+        RolesFound: noted,
+        CheckpointSaved: noted,
+        MirrorWhole: noted,
+        MirrorFailed: noted,
         MachineJoined: _joined,
         MachineLeft: _left,
         MachineProbed: _probed,
@@ -381,6 +440,8 @@ class HealthCore(Decider):
         LeaseStalled: _stalled,
         RankExited: _exited,
         LinkBroken: _broken,
+        LinkUnreached: _unreached,
+        LinkReached: _reached,
         SwitchPrepare: _prepare,
         SwitchAborted: _aborted,
         SwitchCommitted: _committed,

@@ -17,6 +17,7 @@ class Assembly:
         order: the request that made it.
         ranks: those that have entered, by place.
         over: it broke, or went on to another epoch.
+        parted_since: when neighbours in it were first seen not to reach each other, virtual seconds.
     """
 
     def __init__(self, order: say.SwitchPrepare) -> None:
@@ -24,6 +25,7 @@ class Assembly:
         self.ranks: dict[int, SimulatedRank] = {}
         self.over = False
         self.running = False
+        self.parted_since: float | None = None
 
     @property
     def epoch(self) -> int:

@@ -115,8 +115,15 @@ class Cluster:
 
     def _join_again(self, name: str) -> None:
         """A machine that was only not heard joins as another life, as ``trainmover machine`` does."""
-        if not self.over and not self.machines[name].alive:
+        machine = self.machines[name]
+        if self.over or machine.alive:
+            return
+        # One that did not reach others comes back when it does, or when they have gone.
+        there = [other for other in machine.unreached if self.machines[other].alive]
+        if all(self.training.reach(name, other) for other in there):
             self.join(name)
+        else:
+            self.later(2.0, self._join_again, name)
 
     def living(self) -> list[SimulatedMachine]:
         """Machines whose program runs or is frozen, by name."""

@@ -66,6 +66,7 @@ class Faults:
         self._chance = cluster.setup.random("faults")
         self._still_chance = cluster.setup.random("standing still")
         self._clock_chance = cluster.setup.random("clocks of machines")
+        self._part_chance = cluster.setup.random("partitions")
         self._ambushes: list[tuple[type[say.Event], int]] = []
         self._laid: list[tuple[type[say.Event], int, Act]] = []
         kinds: dict[Callable[[str, SimulatedMachine | None], str], int] = {
@@ -245,8 +246,27 @@ class Faults:
             return ""
         one = self._chance.choice(live)
         other = self._chance.choice([rank for rank in live if rank.machine is not one.machine])
+        if self._part_chance.random() < 0.5:
+            return self._part(one.machine.name, other.machine.name)
         self._cluster.training.break_link(one, other)
         return f"the link {one.place}-{other.place} breaks"
+
+    def _part(self, one: str, other: str) -> str:
+        """Two machines do not reach each other, for a while or for good; everybody else reaches both."""
+        pair, chance, training = frozenset({one, other}), self._part_chance, self._cluster.training
+        if pair in training.parted:
+            return ""
+        training.parted.add(pair)
+        seconds = chance.choice([3.0, 16.0, 34.0, 36.0, 80.0, 0.0]) * chance.uniform(0.7, 1.3)
+        if not seconds:
+            return f"{one} and {other} do not reach each other any more"
+
+        def heal() -> None:
+            training.parted.discard(pair)
+            training.look_again()
+
+        self._undo(seconds, f"{one} and {other} reach each other again", heal)
+        return f"{one} and {other} do not reach each other for {seconds:.1f} s"
 
     def _several(self, why: str, machine: SimulatedMachine | None) -> str:
         alive = self._cluster.living()

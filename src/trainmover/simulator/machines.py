@@ -39,6 +39,7 @@ class SimulatedMachine:
         hanging: it vanished without a word: connections to it do not break, they hang.
         apart: no packet gets from or to other machines.
         ending: why it left, once it did.
+        unreached: machines that it did not reach, and was replaced for that.
         well_since: when it last began to run and to reach everybody, if it does.
         on_unheard: told of its name when it was declared dead without having lost a rank, or its replica
             pauses: it joins again.
@@ -54,6 +55,7 @@ class SimulatedMachine:
         self.hanging = False
         self.apart = False
         self.ending = ""
+        self.unreached: tuple[str, ...] = ()
         self.well_since = exchange.loop.now
         self.ranks = RankSet()
         self.relay = Relay(name, cast("Ranks", self.ranks))
@@ -154,6 +156,7 @@ class SimulatedMachine:
                 self.relay.assigned(event)
             case say.MachineFailed():
                 if self._is_me(event):
+                    self.unreached = event.unreached
                     self._leave("fenced", 0.0)
                 else:
                     for rank in list(self.ranks.all):

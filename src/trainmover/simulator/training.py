@@ -34,6 +34,12 @@ REMIND_SECONDS = 10.0
 LOOK_SECONDS = 0.25
 """A rank that cannot go on looks again this often."""
 
+LOST_SECONDS = 12.0
+"""A connection on which nothing is acknowledged is given up after this; see ``ccl.reach``."""
+
+DIAL_SECONDS = 20.0
+"""A link that is dialled in vain for so long is told of; see ``ccl.unreached``."""
+
 WITNESSES = 4
 """Ranks that tell of a lost peer; the others were told by them."""
 
@@ -44,6 +50,7 @@ class Training:
     Attributes:
         total: steps that the job has.
         machines: latest life under each name.
+        parted: pairs of machines that do not reach each other, though everybody else reaches both.
         steps: most steps that any rank has committed.
         on_enter: told of every rank that enters an epoch.
         on_step: told of every assembly that commits a step.
@@ -62,7 +69,9 @@ class Training:
         self._pids = itertools.count(100)
         self._assemblies: dict[int, Assembly] = {}
         self._waiting: dict[SimulatedRank, None] = {}
-        self._preparing: dict[tuple[SimulatedRank, int], None] = {}
+        self._preparing: dict[tuple[SimulatedRank, int], float] = {}
+        self._unreached: dict[tuple[SimulatedRank, int], set[str]] = {}
+        self.parted: set[frozenset[str]] = set()
         self.machines: dict[str, SimulatedMachine] = {}
         loop.later(LOOK_SECONDS, self._look)
 
@@ -81,6 +90,7 @@ class Training:
                 rank.aborted.add(event.epoch)
                 rank.ready.discard(event.epoch)
                 self._preparing.pop((rank, event.epoch), None)
+                self._unreached.pop((rank, event.epoch), None)
                 if rank.epoch == event.epoch and rank.assembly is not None:
                     self._break(rank.assembly, ())
             case say.MachineFailed():
@@ -107,7 +117,7 @@ class Training:
         if rank.history and rank.place >= 0 and place != rank.place:
             return
         rank.orders[epoch] = order
-        self._preparing[rank, epoch] = None
+        self._preparing[rank, epoch] = self._loop.now
         rank.machine.later(self._chance.uniform(0.005, 0.05), self._prepare, rank, epoch)
 
     def _prepare(self, rank: SimulatedRank, epoch: int) -> None:
@@ -115,7 +125,8 @@ class Training:
         order = rank.orders.get(epoch)
         if order is None or (rank, epoch) not in self._preparing or rank.over or rank.stopped:
             return
-        if not all(self._listens(name, order) for name in self._neighbours(rank, order)):
+        self._dial(rank, order)
+        if not all(self._answers(rank, name, order) for name in self._neighbours(rank, order)):
             return
         del self._preparing[rank, epoch]
         rank.ready.add(epoch)
@@ -138,6 +149,54 @@ class Training:
         seat, count = taken.index(rank.machine.name), len(taken)
         near = {taken[(seat + step) % count] for step in (-1, 1)}
         return sorted((near | set(order.joiners)) - {rank.machine.name})
+
+    def _answers(self, rank: SimulatedRank, name: str, order: say.SwitchPrepare) -> bool:
+        return self.reach(rank.machine.name, name) and self._listens(name, order)
+
+    def reach(self, one: str, other: str) -> bool:
+        """Packets get from one machine to the other, and back."""
+        apart = any(name in self.machines and self.machines[name].apart for name in (one, other))
+        return not apart and frozenset({one, other}) not in self.parted
+
+    def _dial(self, rank: SimulatedRank, order: say.SwitchPrepare) -> None:
+        """Whom it dials in vain it says after a while; and when that one answers after all."""
+        told = self._unreached.setdefault((rank, order.epoch), set())
+        late = self._loop.now - self._preparing[rank, order.epoch] > DIAL_SECONDS
+        for name in self._neighbours(rank, order):
+            seat = order.machines.index(name)
+            place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
+            silent = self._silent(rank, name)
+            if place > seat * order.ranks_per_machine or silent == (name in told):
+                continue
+            if silent and late:
+                told.add(name)
+                rank.tell(
+                    say.LinkUnreached(
+                        epoch=order.epoch,
+                        rank=place,
+                        machine=rank.machine.name,
+                        peer=seat * order.ranks_per_machine,
+                        peer_machine=name,
+                        seconds=DIAL_SECONDS,
+                        reason="timed out",
+                    )
+                )
+            elif not silent:
+                told.discard(name)
+                rank.tell(
+                    say.LinkReached(
+                        epoch=order.epoch,
+                        rank=place,
+                        machine=rank.machine.name,
+                        peer=seat * order.ranks_per_machine,
+                        peer_machine=name,
+                    )
+                )
+
+    def _silent(self, rank: SimulatedRank, name: str) -> bool:
+        """Nothing answers at that machine's address: a frozen one's kernel does."""
+        machine = self.machines.get(name)
+        return machine is None or not machine.alive or not self.reach(rank.machine.name, name)
 
     def _listens(self, name: str, order: say.SwitchPrepare) -> bool:
         """A machine's ranks answer those who make links for this order."""
@@ -195,6 +254,32 @@ class Training:
         if assembly.whole:
             self._loop.later(self._chance.uniform(0.005, 0.05), self._met, assembly)
 
+    def _runs(self, assembly: Assembly) -> bool:
+        """Everybody is there, runs, and reaches those with whom there are links."""
+        return assembly.runs and not (self.parted and self._parted_in(assembly))
+
+    def _parted_in(self, assembly: Assembly) -> list[frozenset[str]]:
+        """Neighbours in an assembly that do not reach each other."""
+        taken = [name for name in assembly.order.machines if name]
+        pairs = {frozenset({name, taken[place - 1]}) for place, name in enumerate(taken)}
+        return sorted((pair for pair in pairs if len(pair) == 2 and not self.reach(*pair)), key=sorted)
+
+    def _give_up_links(self) -> None:
+        """Connections on which nothing is acknowledged break, and both ends say so."""
+        for assembly in list(self._assemblies.values()):
+            pairs = [] if assembly.over or not assembly.whole else self._parted_in(assembly)
+            if not pairs:
+                assembly.parted_since = None
+            elif assembly.parted_since is None:
+                assembly.parted_since = self._loop.now
+            elif self._loop.now - assembly.parted_since > LOST_SECONDS:
+                ranks = {rank.machine.name: rank for rank in assembly.ranks.values()}
+                self._break(assembly, ())
+                for one, other in (pair for found in pairs for pair in itertools.permutations(found)):
+                    if ranks[one].runs:
+                        peer = ranks[other].place
+                        self._tell_lost(ranks[one], assembly.order, other, peer, "nothing was acknowledged")
+
     def _left_behind(self, rank: SimulatedRank, assembly: Assembly) -> None:
         if rank.assembly is assembly and not rank.over:
             rank.assembly = None
@@ -204,7 +289,7 @@ class Training:
         """Everybody is there: where training stands is settled, and joiners get their state."""
         if assembly.over:
             return
-        if not assembly.runs:
+        if not self._runs(assembly):
             self._loop.later(LOOK_SECONDS, self._met, assembly)
             return
         self._loop.later(self._chance.uniform(0.01, 0.3), self._settled, assembly)
@@ -212,7 +297,7 @@ class Training:
     def _settled(self, assembly: Assembly) -> None:
         if assembly.over:
             return
-        if not assembly.runs:
+        if not self._runs(assembly):
             self._loop.later(LOOK_SECONDS, self._settled, assembly)
             return
         ranks = assembly.ranks.values()
@@ -249,7 +334,7 @@ class Training:
     def _step(self, assembly: Assembly) -> None:
         if assembly.over:
             return
-        if not assembly.runs:
+        if not self._runs(assembly):
             self._loop.later(LOOK_SECONDS, self._step, assembly)
             return
         self.on_step(assembly)
@@ -388,9 +473,12 @@ class Training:
 
     def _look(self) -> None:
         self._loop.later(LOOK_SECONDS, self._look)
+        if self.parted or any(machine.apart for machine in self.machines.values()):
+            self._give_up_links()
         for rank, epoch in list(self._preparing):
             if rank.over:
                 self._preparing.pop((rank, epoch), None)
+                self._unreached.pop((rank, epoch), None)
             elif rank.runs:
                 self._prepare(rank, epoch)
         self.look_again()

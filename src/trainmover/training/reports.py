@@ -14,6 +14,8 @@ from trainmover.events.catalogue import (
     Endpoint,
     Event,
     LinkBroken,
+    LinkReached,
+    LinkUnreached,
     RankExited,
     RankStarted,
     SwitchPrepared,
@@ -92,6 +94,28 @@ class Reports:
                 machine=self._env.machine,
                 peer=peer,
                 peer_machine=order.layout.machine_of(peer),
+                reason=reason[:MOST_REASON],
+            )
+        )
+
+    def unreached(self, order: Order, rank: int, peer: int, seconds: float, reason: str) -> None:
+        """A link to a peer is dialled in vain, for this order's epoch; no reason: the peer answers now."""
+        machine, there = self._env.machine, order.layout.machine_of(peer)
+        if machine == there:
+            return
+        if not reason:
+            self._say(
+                LinkReached(epoch=order.epoch, rank=rank, machine=machine, peer=peer, peer_machine=there)
+            )
+            return
+        self._say(
+            LinkUnreached(
+                epoch=order.epoch,
+                rank=rank,
+                machine=machine,
+                peer=peer,
+                peer_machine=there,
+                seconds=seconds,
                 reason=reason[:MOST_REASON],
             )
         )

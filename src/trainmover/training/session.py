@@ -30,6 +30,7 @@ from trainmover.events.catalogue import (
     SwitchPrepare,
 )
 from trainmover.topology.layout import Layout
+from trainmover.topology.links import Link
 from trainmover.training.control import ControlLine
 from trainmover.training.environment import Environment
 from trainmover.training.orders import Order, OrderBook
@@ -91,6 +92,7 @@ class Session:
         self.on_place: Callable[[dict[str, tuple[int, ...]]], None] = lambda _: None
         tls = LinkTls.read(env.link_tls) if env.link_tls else None
         table = LinkTable(env.job, self.life, env.secret, env.host, tls=tls)
+        table.unreached.tell = self._unreached
         self.engine = Engine(table, self._epoch_broke, self._link_lost)
         self.communicator = Communicator(self.engine, env.rank, env.world_size, env.ranks_per_machine, limit)
         self.control = ControlLine(env.socket, self._heard)
@@ -393,3 +395,8 @@ class Session:
             if peer is not None and peer.life == connection.peer_life:
                 self.reports.broken(order, self.rank, connection.peer, reason)
                 return
+
+    def _unreached(self, plan: Plan, item: Link, seconds: float, reason: str) -> None:
+        order = self.orders.of(plan.epoch)
+        if order is not None and not self.orders.is_aborted(plan.epoch):
+            self.reports.unreached(order, plan.rank, item.other(plan.rank), seconds, reason)

@@ -64,7 +64,9 @@ from trainmover.events.catalogue.machine import (
 )
 from trainmover.events.catalogue.rank import (
     LinkBroken,
+    LinkReached,
     LinkRepair,
+    LinkUnreached,
     RankDescribed,
     RankExited,
     RankFinished,
@@ -122,7 +124,9 @@ __all__ = [
     "LeaseStalled",
     "LinkBroken",
     "LinkName",
+    "LinkReached",
     "LinkRepair",
+    "LinkUnreached",
     "MachineFailed",
     "MachineJoined",
     "MachineLaunch",
@@ -191,6 +195,8 @@ EVENTS: dict[str, type[Event]] = {
         RankExited,
         RankFinished,
         LinkBroken,
+        LinkUnreached,
+        LinkReached,
         LinkRepair,
         MoveRequested,
         MoveRefused,

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainmover.events.catalogue.base import Count, Event, MachineName, Name, Seconds, Text
+from trainmover.events.catalogue.base import Count, Event, MachineName, Machines, Name, Seconds, Text
 
 
 class MachineJoined(Event):
@@ -69,6 +69,8 @@ class MachineFailed(Event):
     incarnation: Name
     reason: Text
     evidence: tuple[str, ...] = ()
+    unreached: Machines = ()
+    """It runs, but it and these did not reach each other: it joins again once it reaches them."""
 
 
 class MachineProbed(Event):

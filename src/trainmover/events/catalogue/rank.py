@@ -13,6 +13,7 @@ from trainmover.events.catalogue.base import (
     Name,
     RankMode,
     Role,
+    Seconds,
     Text,
 )
 
@@ -105,6 +106,36 @@ class LinkBroken(Event):
     peer: Count
     peer_machine: MachineName
     reason: Text
+
+
+class LinkUnreached(Event):
+    """A rank has dialled the other end of a link for long, and nothing answers at its address (rank).
+
+    The link is needed in this epoch, which may be one that is on its way.
+    """
+
+    type: ClassVar[str] = "link.unreached"
+
+    epoch: Count
+    rank: Count
+    machine: MachineName
+    peer: Count
+    peer_machine: MachineName
+    seconds: Seconds
+    """For how long."""
+    reason: Text
+
+
+class LinkReached(Event):
+    """What ``link.unreached`` said is over: the peer has answered (rank)."""
+
+    type: ClassVar[str] = "link.reached"
+
+    epoch: Count
+    rank: Count
+    machine: MachineName
+    peer: Count
+    peer_machine: MachineName
 
 
 class LinkRepair(Event):
