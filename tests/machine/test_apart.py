@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import socket
+import struct
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -45,8 +48,13 @@ def failed(machine: str, life: str) -> say.MachineFailed:
     return say.MachineFailed(machine=machine, incarnation=life, reason="test")
 
 
-NOWHERE = prepare("192.0.2.1", 9)
-"""An address of which nothing answers, or which this computer cannot even try."""
+@pytest.fixture
+def nowhere() -> Iterator[say.SwitchPrepare]:
+    """An address at which the kernel drops every packet (see tests/ccl/test_dialled_in_vain.py)."""
+    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", 1, ctypes.addressof(nothing)))
+        yield prepare("127.0.0.1", door.getsockname()[1])
 
 
 async def still_waits(waiting: asyncio.Task[None]) -> bool:
@@ -59,10 +67,10 @@ async def test_who_did_nothing_joins_at_once() -> None:
     await asyncio.wait_for(Apart("m0", "", (), 1).over(), 0.02)
 
 
-async def test_it_waits_until_it_reaches_the_other() -> None:
+async def test_it_waits_until_it_reaches_the_other(nowhere: say.SwitchPrepare) -> None:
     """The address is the one of the latest request to prepare."""
     waiting = Apart("m0", "a", ("m1",), 1)
-    waiting.note(NOWHERE)
+    waiting.note(nowhere)
     task = asyncio.create_task(waiting.over())
     assert await still_waits(task)
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -96,10 +104,10 @@ async def test_a_host_that_refuses_is_reached() -> None:
     ],
     ids=lambda event: event.type,
 )
-async def test_it_waits_for_nobody_who_has_gone(end: say.Event) -> None:
+async def test_it_waits_for_nobody_who_has_gone(end: say.Event, nowhere: say.SwitchPrepare) -> None:
     """Since it was replaced itself: an earlier end is that of another life."""
     waiting = Apart("m0", "a", ("m1",), 1)
-    waiting.note(NOWHERE)
+    waiting.note(nowhere)
     waiting.note(end)
     waiting.note(failed("m0", "a"))
     task = asyncio.create_task(waiting.over())

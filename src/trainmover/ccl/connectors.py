@@ -143,7 +143,7 @@ class Connectors:
             dial(sock, hello, self._secret)
             arrival = Arrival(sock, self._swap_windows(sock, link, first=True))
         except (OSError, TrainMoverError) as error:
-            reason = str(error)
+            reason = str(error) or type(error).__name__
             if sock is not None:
                 sock.close()
         finished = arrival

@@ -355,7 +355,7 @@ class LinkTable:
         plan = pending.plan
         if self._closed or pending.announced or self._pending.get(plan.epoch) is not pending:
             return
-        mine = [link for link in self._wanted(plan) if link.dialler == plan.rank]
+        mine = [link for link in sorted(self._wanted(plan)) if link.dialler == plan.rank]
         self.unreached.look(plan, pending.started, [(link, plan.life_of(link)) for link in mine])
         self.engine.later(LOOK_SECONDS, lambda: self._look_for_unreached(pending))
 
