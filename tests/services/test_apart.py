@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from trainmover.events import catalogue as say
+from trainmover.services.apart import NOBODY_GOES
 from trainmover.services.health import HealthCore
 
 Kit = SimpleNamespace
@@ -144,7 +145,15 @@ def test_the_last_copy_of_a_state_stays(kit: Kit) -> None:
     assert "with m3 the job would lose more" in bench.said[-1].reason
     bench = begun(kit, ("a", "b", "c", "d"), state="none")
     assert verdict(bench, kit, ("m2", "m3")) == ["link.repair epoch=2"]
-    assert "neither can be replaced, so it is tried again" in bench.said[-1].reason
+    assert bench.said[-1].reason.startswith(NOBODY_GOES)
+
+
+def test_an_epoch_that_was_given_up_accuses_nobody(bench: Any, kit: Kit) -> None:
+    """There is nothing left to wait for when it is."""
+    bench.hear(kit.unreached("m1", "m2"), kit.probed("m2", "alive"))
+    outputs = bench.hear(say.SwitchAborted(epoch=2, incidents=(), reason="limit"))
+    assert kit.brief(outputs) == ["cancel grace:2"]
+    assert kit.brief(bench.hear(kit.broken("m0", "m0"), kit.probed("m2", "alive"))) == []
 
 
 def test_a_checkpoint_is_something_to_go_back_to(kit: Kit) -> None:

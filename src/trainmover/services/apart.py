@@ -32,6 +32,9 @@ BESIDE_TRAINING = frozenset({"move", "grow"})
 MANY = 3
 """Partners that a machine does not reach from which on some steps are the smaller loss."""
 
+NOBODY_GOES = "neither can be replaced, so it is tried again until the network is whole"
+"""What is said where a replacement would cost the job."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:

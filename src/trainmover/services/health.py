@@ -62,7 +62,7 @@ from trainmover.events.catalogue import (
     TrainingResumed,
     TrainingStarted,
 )
-from trainmover.services.apart import Apart, said_of
+from trainmover.services.apart import NOBODY_GOES, Apart, said_of
 from trainmover.services.core import CancelTimer, Decider, Probe, Reaction, SetTimer, incident_id, noted
 from trainmover.services.reasons import UNANSWERED, how_it_ended, no_beat, script_error
 from trainmover.services.roster import Life
@@ -379,7 +379,7 @@ class HealthCore(Decider):
         if self._apart.lives(epoch):
             if self._replace_one(epoch):
                 return
-            reason = f"{self._apart.why(epoch)}; neither can be replaced, so it is tried again"
+            reason = f"{NOBODY_GOES}: {self._apart.why(epoch)}"
         self._repaired.add(epoch)
         self.say(LinkRepair(epoch=epoch, reason=reason[:MAX_TEXT]), incident_id("repair", epoch))
 
@@ -403,15 +403,21 @@ class HealthCore(Decider):
             self._prepared[event.epoch] = event
 
     def _aborted(self, event: SwitchAborted) -> None:
+        """Who was accused in it is accused of nothing: there will be no such links."""
         self._prepared.pop(event.epoch, None)
+        if event.epoch > self.roster.epoch:
+            self._acquit(event.epoch)
+
+    def _acquit(self, epoch: int) -> None:
+        self._accused.pop(epoch, None)
+        if epoch in self._waiting:
+            self._waiting.discard(epoch)
+            self.do(CancelTimer(f"grace:{epoch}"))
 
     def _committed(self, event: SwitchCommitted) -> None:
         self._apart.over(self.roster.epoch)
         for epoch in [epoch for epoch in self._accused if epoch < self.roster.epoch]:
-            del self._accused[epoch]
-            if epoch in self._waiting:
-                self._waiting.discard(epoch)
-                self.do(CancelTimer(f"grace:{epoch}"))
+            self._acquit(epoch)
         for epoch in [epoch for epoch in self._prepared if epoch <= self.roster.epoch]:
             del self._prepared[epoch]
         for life in self.roster.take_unseated():

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
+from trainmover.services.apart import NOBODY_GOES
 from trainmover.services.core import Core, Output
 from trainmover.services.leases import PERIOD
 from trainmover.services.reasons import is_silence
@@ -177,6 +178,8 @@ class Cluster:
         elif isinstance(event, say.StandbyExhausted):
             if self._chance.random() < self.setup.supply:
                 self.later(PATIENCE * self._chance.uniform(0.1, 1.0), self._supply)
+        elif isinstance(event, say.LinkRepair) and event.reason.startswith(NOBODY_GOES):
+            self.later(PATIENCE, self._mend)
         elif isinstance(event, say.JobHeld) and event.incident not in self._held:
             self._held.add(event.incident)
             self.later(PATIENCE * self._chance.uniform(0.5, 1.5), self._help, event.incident)
@@ -191,6 +194,11 @@ class Cluster:
             raise Violation(
                 f"{machine} is declared dead ({event.reason}), and has been well for {seconds:.1f} s"
             )
+
+    def _mend(self) -> None:
+        """An operator looks after the network, as the job asks for it."""
+        self.training.parted.clear()
+        self.training.look_again()
 
     def _supply(self) -> None:
         if not self.over:
