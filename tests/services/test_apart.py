@@ -152,7 +152,7 @@ def test_an_epoch_that_was_given_up_accuses_nobody(bench: Any, kit: Kit) -> None
     """There is nothing left to wait for when it is."""
     bench.hear(kit.unreached("m1", "m2"), kit.probed("m2", "alive"))
     outputs = bench.hear(say.SwitchAborted(epoch=2, incidents=(), reason="limit"))
-    assert kit.brief(outputs) == ["cancel grace:2"]
+    assert kit.brief(outputs) == ["no timer grace:2"]
     assert kit.brief(bench.hear(kit.broken("m0", "m0"), kit.probed("m2", "alive"))) == []
 
 

@@ -26,7 +26,6 @@ and no step was committed in between (or every machine of a smaller job).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import ClassVar
 
 from trainmover.events.catalogue import (
@@ -66,7 +65,10 @@ from trainmover.services.apart import NOBODY_GOES, Apart, said_of
 from trainmover.services.core import CancelTimer, Decider, Probe, Reaction, SetTimer, incident_id, noted
 from trainmover.services.reasons import UNANSWERED, how_it_ended, no_beat, script_error
 from trainmover.services.roster import Life
-from trainmover.services.tables import Table, after
+from trainmover.services.standing import TABLE, Health
+from trainmover.services.tables import after
+
+__all__ = ["TABLE", "Health", "HealthCore"]
 
 GRACE = 1.5
 """Seconds between an accused machine's answer and the repair of the link."""
@@ -79,68 +81,6 @@ SCRIPT_ERRORS = 3
 
 MAX_EVIDENCE = 16
 """Lines of evidence kept for one machine."""
-
-
-class Health(StrEnum):
-    """State of one life."""
-
-    WELL = "well"
-    ASKED = "asked"
-    LAPSED = "lapsed"
-    SUSPECTED = "suspected"
-    FAILED = "failed"
-    LEFT = "left"
-
-
-TABLE: Table[Health] = {
-    Health.WELL: {
-        "accused": Health.ASKED,
-        "rank exited": Health.FAILED,
-        "lease expired": Health.LAPSED,
-        "lease stalled": Health.FAILED,
-        "not reached": Health.FAILED,
-        "deserted": Health.FAILED,
-        "replaced": Health.FAILED,
-        "left": Health.LEFT,
-    },
-    Health.ASKED: {
-        "alive": Health.WELL,
-        "silent": Health.SUSPECTED,
-        "absent": Health.FAILED,
-        "rank exited": Health.FAILED,
-        "lease expired": Health.FAILED,
-        "lease stalled": Health.FAILED,
-        "deserted": Health.FAILED,
-        "replaced": Health.FAILED,
-        "left": Health.LEFT,
-    },
-    Health.LAPSED: {
-        "alive": Health.WELL,
-        "lease returned": Health.WELL,
-        "accused": Health.FAILED,
-        "silent": Health.FAILED,
-        "absent": Health.FAILED,
-        "rank exited": Health.FAILED,
-        "lease stalled": Health.FAILED,
-        "deserted": Health.FAILED,
-        "replaced": Health.FAILED,
-        "left": Health.LEFT,
-    },
-    Health.SUSPECTED: {
-        "alive": Health.WELL,
-        "lease returned": Health.WELL,
-        "silent": Health.SUSPECTED,
-        "absent": Health.FAILED,
-        "rank exited": Health.FAILED,
-        "lease expired": Health.FAILED,
-        "lease stalled": Health.FAILED,
-        "deserted": Health.FAILED,
-        "replaced": Health.FAILED,
-        "left": Health.LEFT,
-    },
-    Health.FAILED: {},
-    Health.LEFT: {},
-}
 
 
 class HealthCore(Decider):
