@@ -1,6 +1,6 @@
 """How a machine stands with health: the states of one life, and what moves it from one to another.
 
-What lives here: the table.  What never lives here: what counts as which trigger, and what follows (``health``).
+What lives here: the table.  What never lives here: what counts as a trigger, and what follows (``health``).
 Verdicts are final, and every living state can be failed by proof.
 """
 
