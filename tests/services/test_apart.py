@@ -56,6 +56,13 @@ def test_of_two_members_the_higher_position_goes(bench: Any, kit: Kit) -> None:
     assert "m1 has not reached m2 for 20 s (link 0-1 of epoch 2: timed out)" in failed.evidence
 
 
+def test_the_epoch_that_broke_is_not_repaired_once_more(bench: Any, kit: Kit) -> None:
+    """The pair whose link broke is the one whose repair is in vain: only the epoch on its way is judged."""
+    bench.hear(kit.unreached("m0", "m1"), kit.probed("m1", "alive"))
+    assert list(bench.timers) == ["grace:2"]
+    assert kit.brief(bench.fire("grace:2")) == ["machine.failed machine=m1"]
+
+
 def test_a_machine_that_is_no_member_yet_goes_first(bench: Any, kit: Kit) -> None:
     """A joiner that a member does not reach, whatever the positions."""
     bench.hear(kit.failed("m0"), kit.assigned("m0", "m4"))

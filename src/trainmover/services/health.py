@@ -293,7 +293,9 @@ class HealthCore(Decider):
     def _settled(self, machine: str) -> None:
         """An accused machine is well: give a rank's exit time to arrive, then repair."""
         for epoch, accused in self._accused.items():
-            if any(life[0] == machine for life in accused) and epoch not in self._waiting:
+            if epoch in self._waiting or (epoch in self._repaired and not self._apart.lives(epoch)):
+                continue
+            if any(life[0] == machine for life in accused):
                 self._waiting.add(epoch)
                 self.do(SetTimer(f"grace:{epoch}", self.now + self.grace))
 
