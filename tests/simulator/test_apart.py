@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pytest
 
 from tests.simulator.test_disturbed_switches import events, setup
 from trainmover.events import catalogue as say
+from trainmover.services.core import noted
 from trainmover.services.health import HealthCore
 from trainmover.simulator.cluster import Cluster
 from trainmover.simulator.faults import Act
@@ -131,10 +132,9 @@ def test_without_a_spare(policy: str) -> None:
 
 
 class Patient(HealthCore):
-    """Replaces nobody."""
+    """Takes no notice of links that are dialled in vain."""
 
-    def _replace_one(self, epoch: int) -> bool:
-        return False
+    HEARS: ClassVar[Any] = {**HealthCore.HEARS, say.LinkUnreached: noted}
 
 
 def test_waiting_for_the_network_for_ever_is_caught() -> None:
