@@ -20,23 +20,25 @@ import pytest
 from tests.cluster.test_roles import PIPELINES
 from tests.cluster.training import EXAMPLES, SMALL, STEPS, Outcome, end, train
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def killed(folder: Path, checkpoints: Path) -> None:
-    """A run whose driver is killed after a few checkpoints; nothing of it is left but them."""
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of a run whose driver is killed after a few of them; nothing else of it is left."""
+    folder = tmp_path_factory.mktemp("killed")
+    checkpoints = folder / "checkpoints"
     command = [sys.executable, "-m", "trainmover.cli", "run", "--machines", "3", "--seed", "11"]
     command += ["--fault", "slow:machine=0,step=10,factor=8"]
     command += ["--run-dir", str(folder / "run"), "--checkpoint-every", "5"]
     command += ["--checkpoints", str(checkpoints)]
     command += [str(EXAMPLES / SMALL[0]), "--steps", str(STEPS), *SMALL[1:]]
-    folder.mkdir()
     printed = folder / "output"
     with printed.open("wb") as output:
         environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
         driver = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=folder)
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 150
             while max(steps_in(checkpoints), default=0) < 10:
                 assert driver.poll() is None, printed.read_text()
                 assert time.monotonic() < deadline, printed.read_text()
@@ -45,6 +47,7 @@ def killed(folder: Path, checkpoints: Path) -> None:
             driver.wait(10)
         finally:
             end(driver)
+    return checkpoints
 
 
 def steps_in(checkpoints: Path) -> list[int]:
@@ -53,10 +56,10 @@ def steps_in(checkpoints: Path) -> list[int]:
     return sorted(int(path.parent.name.removeprefix("step-")) for path in there)
 
 
-def test_a_run_that_was_killed_as_a_whole_goes_on(undisturbed: Outcome, tmp_path: Path) -> None:
+@pytest.mark.long(every=0)  # so does the next but one, and more happens to it
+def test_a_run_that_was_killed_as_a_whole_goes_on(left: Path, undisturbed: Outcome, tmp_path: Path) -> None:
     """SIGKILL for the driver ends everything; --resume goes on from the newest whole checkpoint."""
-    checkpoints = tmp_path / "checkpoints"
-    killed(tmp_path / "first", checkpoints)
+    checkpoints = shutil.copytree(left, tmp_path / "checkpoints")
     (newest, *_) = steps_in(checkpoints)[::-1]
     assert 10 <= newest < STEPS
     outcome = train(
@@ -71,6 +74,7 @@ def test_a_run_that_was_killed_as_a_whole_goes_on(undisturbed: Outcome, tmp_path
     assert not list(checkpoints.glob("*.part"))
 
 
+@pytest.mark.long(every=0)  # tests/cluster/test_data.py has more of it
 def test_all_machines_are_lost_at_once(undisturbed: Outcome, tmp_path: Path) -> None:
     """The job goes back to its last checkpoint by itself, and the report says what that cost."""
     outcome = train(
@@ -84,19 +88,24 @@ def test_all_machines_are_lost_at_once(undisturbed: Outcome, tmp_path: Path) -> 
     assert all(item["step"] in (10, 15) for item in outcome.report["incidents"])
 
 
-def test_a_machine_is_lost_in_a_run_that_has_gone_on(undisturbed: Outcome, tmp_path: Path) -> None:
+def test_a_machine_is_lost_in_a_run_that_has_gone_on(
+    left: Path, undisturbed: Outcome, tmp_path: Path
+) -> None:
     """After a resume a machine is replaced as ever, and its joiner takes part in the next checkpoints."""
-    checkpoints = tmp_path / "checkpoints"
-    killed(tmp_path / "first", checkpoints)
+    checkpoints = shutil.copytree(left, tmp_path / "checkpoints")
+    (newest, *_) = steps_in(checkpoints)[::-1]
+    assert 10 <= newest < 30
     outcome = train(
         tmp_path,
         "slow:machine=0,step=6,factor=10",
         "kill:machine=1,step=30",
         flags=("--checkpoint-every", "4", "--checkpoints", str(checkpoints), "--resume"),
     )
+    assert outcome.losses == {step: undisturbed.losses[step] for step in range(newest, STEPS)}
     assert outcome.digest == undisturbed.digest
     assert outcome.incidents == [("failure", "m1")]
     assert steps_in(checkpoints) == [STEPS - 4, STEPS]
+    assert not list(checkpoints.glob("*.part"))
 
 
 @pytest.mark.long(every=0)
@@ -134,12 +143,21 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     assert "--resume needs --checkpoints" in said[2].stderr
 
 
-@pytest.mark.timeout(400)
 def test_pipelines_with_a_sharded_optimizer_go_on(tmp_path: Path) -> None:
-    """Twelve ranks, none of which has the state of another, go on from the middle in the same bytes."""
+    """Four ranks, none of which has the state of another, go on from the middle in the same bytes."""
     checkpoints = tmp_path / "checkpoints"
-    shape = {"machines": 6, "ranks_per_machine": 2, "standbys": 0, "steps": 12, "limit": 180.0}
-    script = (*PIPELINES, "--optimizer", "sharded")
+    shape = {"machines": 4, "ranks_per_machine": 1, "standbys": 0, "steps": 12, "limit": 180.0}
+    script = (
+        *PIPELINES,
+        "--tensor-ranks",
+        "1",
+        "--layers",
+        "4",
+        "--pipe-ranks",
+        "2",
+        "--optimizer",
+        "sharded",
+    )
     flags = ("--checkpoint-every", "6", "--checkpoints", str(checkpoints))
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
@@ -152,7 +170,6 @@ def test_pipelines_with_a_sharded_optimizer_go_on(tmp_path: Path) -> None:
     assert outcome.losses == {step: straight.losses[step] for step in range(6, 12)}
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.long(every=0)
 def test_a_run_goes_on_with_fewer_machines(tmp_path: Path) -> None:
     """Two machines go on from what three had: with the same model, and in the same bytes whatever happens."""
