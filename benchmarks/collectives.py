@@ -69,6 +69,7 @@ def parse() -> argparse.Namespace:
     add("--ranks", nargs="+", type=int, default=None, help=f"default {RANKS}, quick {RANKS[:2]}")
     add("--sizes", nargs="+", type=_size, default=None, help="such as 4KiB 1MiB")
     add("--budget", type=float, default=None, help="seconds to spend on a case; default 1, quick 0.15")
+    add("--calls", type=int, default=None, help="calls of a turn; default: as many as take 10 ms, 2 or more")
     add("--limit", type=float, default=1800.0, help="seconds that the processes of one world may take")
     args = parser.parse_args()
     args.ranks = args.ranks or (RANKS[:2] if args.quick else RANKS)
@@ -142,6 +143,7 @@ def world(ranks: int, place: str, args: argparse.Namespace, folder: Path) -> lis
         "operations": args.operations,
         "sizes": args.sizes,
         "budget": args.budget,
+        "calls": args.calls,
         "store": str(folder / "store"),
         "result": str(folder / "rows.json"),
     }

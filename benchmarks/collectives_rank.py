@@ -1,9 +1,10 @@
 """One rank of ``benchmarks/collectives.py``: the same calls through Gloo and through TrainMover, in turn.
 
 Both back ends have a group over the same ranks in the same processes and work on the same tensors; they
-take turns within each repetition, so that a change of the machine's mood hits both.  Of a repetition the
-slowest rank's time counts, and the ranks' mean of CPU time (all threads of the process).  Rank 0
-writes one row per case.
+take turns within each repetition, so that a change of the machine's mood hits both.  A turn is several calls
+right after one another, as such benchmarks do, behind one that is not measured: it meets what the other
+side has left in the caches.  (``--calls 1`` measures that one instead.)  Of a turn the slowest rank's time
+counts, and the ranks' mean of CPU time (all threads of the process).  Rank 0 writes one row per case.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ import torch.distributed as dist
 import trainmover
 
 SIDES = ("gloo", "trainmover")
+
+TURN_SECONDS = 0.01
+"""About so long a turn takes, where a call is shorter."""
+
+MOST_CALLS = 50
+"""Of a turn."""
 
 Action = Callable[[], None]
 
@@ -92,26 +99,34 @@ def check(name: str, on: Tensors, actions: dict[str, Action]) -> None:
 
 
 def measure(action: Action, calls: int, gloo: Any) -> tuple[float, float]:
-    """Wall and CPU seconds of one call at this rank."""
+    """Wall and CPU seconds of one call at this rank; a single one is measured with nothing before it."""
     dist.barrier(group=gloo)
+    if calls > 1:
+        action()
     cpu, began = time.process_time(), time.perf_counter()
     for _ in range(calls):
         action()
     return (time.perf_counter() - began) / calls, (time.process_time() - cpu) / calls
 
 
-def case(name: str, size: int, groups: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Measure one operation at one size on both sides."""
+def slowest(seconds: float, gloo: Any) -> float:
+    """The same number on all ranks: the largest."""
+    found = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=gloo)
+    return float(found)
+
+
+def case(name: str, size: int, groups: dict[str, Any], budget: float, calls: int | None) -> dict[str, Any]:
+    """Measure one operation at one size on both sides, so many calls a turn (None: as it has time for)."""
     gloo = groups["gloo"]
     on = Tensors(size)
     actions = {side: action_of(name, on, groups[side]) for side in SIDES}
     check(name, on, actions)
-    calls = 1 if size >= 1 << 20 else 4 if size >= 1 << 18 else 20
-    for side in SIDES:
-        measure(actions[side], calls, gloo)
-    trial = torch.tensor(sum(measure(actions[side], calls, gloo)[0] for side in SIDES) * calls)
-    dist.all_reduce(trial, op=dist.ReduceOp.MAX, group=gloo)
-    repeats = int(min(40, max(3, budget / float(trial))))
+    if calls is None:
+        call = slowest(max(measure(actions[side], 3, gloo)[0] for side in SIDES), gloo)
+        calls = int(min(MOST_CALLS, max(2, TURN_SECONDS / call)))
+    trial = slowest(sum(measure(actions[side], calls, gloo)[0] for side in SIDES), gloo)
+    repeats = int(min(40, max(5, budget / (trial * (calls + 1)))))
     found = torch.zeros(repeats, len(SIDES), 2, dtype=torch.float64)
     for number in range(repeats):
         for at in (0, 1) if number % 2 == 0 else (1, 0):
@@ -120,7 +135,7 @@ def case(name: str, size: int, groups: dict[str, Any], budget: float) -> dict[st
     dist.all_gather(everybody, found, group=gloo)
     together = torch.stack(everybody)
     ways = 2 if name == "send/recv" else 1
-    row: dict[str, Any] = {"operation": name, "bytes": size, "repeats": repeats}
+    row: dict[str, Any] = {"operation": name, "bytes": size, "repeats": repeats, "calls": calls}
     for at, side in enumerate(SIDES):
         row[f"{side}_seconds"] = median(together[:, :, at, 0].amax(0).tolist()) / ways
         row[f"{side}_cpu_seconds"] = median(together[:, :, at, 1].mean(0).tolist()) / ways
@@ -143,7 +158,7 @@ def main() -> None:
     rows = []
     for name in plan["operations"]:
         for size in plan["sizes"]:
-            rows.append(case(name, size, groups, plan["budget"]))
+            rows.append(case(name, size, groups, plan["budget"], plan["calls"]))
             if dist.get_rank() == 0:
                 print(json.dumps(rows[-1]), flush=True)
     dist.barrier(group=groups["gloo"])

@@ -32,9 +32,7 @@ from trainmover.ccl.reduce import Combine
 from trainmover.ccl.tags import MESSAGE
 from trainmover.ccl.view import Group
 from trainmover.ccl.walk import Steps
-from trainmover.topology.bracket import cells
 from trainmover.topology.links import MESH_LIMIT
-from trainmover.topology.members import is_layered
 
 receive_any = walks.receive_any
 
@@ -46,12 +44,7 @@ def _mesh(group: Group) -> Group:
 
 def _together(group: Group) -> bool:
     """True when all members are on one machine and joined by links."""
-    return 1 < group.size <= MESH_LIMIT and len(set(group.positions)) == 1
-
-
-def _layered(group: Group) -> bool:
-    """True when the group has equally many members on each of several machines."""
-    return is_layered([len(cell) for cell in cells(group.positions)])
+    return 1 < group.size <= MESH_LIMIT and group.is_together
 
 
 def _zero(outputs: Iterable[torch.Tensor]) -> None:
@@ -79,7 +72,7 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
         room = yield from shared_walks.enter(group, tag)
         if room is not None:
             return (yield from shared_walks.all_reduce(room, flat, combine))
-    if flat.nbytes >= sizes.LAYERED_BYTES and _layered(group):
+    if flat.nbytes >= sizes.LAYERED_BYTES and group.is_layered:
         return (yield from layered_walks.all_reduce(group, flat, combine, tag, _over_links))
     return (yield from _over_links(group, flat, combine, tag))
 

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -72,16 +72,21 @@ class Call:
     begins: Begins = "engine"
     drive: Callable[[Callable[[], bool]], None] | None = None
 
-    @cached_property
+    @property
     def tag(self) -> int:
         """Tag of this call's frames."""
-        return tag_of(self.name, zlib.crc32(self.detail.encode()))
+        return _tag(self.name, self.detail)
 
     def swallow(self) -> None:
         """Complete without peers: own values stay, pure outputs become zeros."""
         if not self.in_place:
             for tensor in self.outputs:
                 tensor.detach().zero_()
+
+
+@lru_cache(4096)
+def _tag(name: str, detail: str) -> int:
+    return tag_of(name, zlib.crc32(detail.encode()))
 
 
 class Tap(Protocol):

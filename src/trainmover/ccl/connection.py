@@ -8,6 +8,7 @@ a BREAK means is the engine's business, told through ``Listener``.  How it reads
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections import deque
 
@@ -50,7 +51,7 @@ class Connection(Incoming):
         """When it was first seen that what was sent is not acknowledged (``reach``)."""
         self._out: deque[_Out] = deque()
         self._sent = 0
-        self._told = (True, False)
+        self._told = select.EPOLLRDHUP | select.EPOLLIN
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -181,18 +182,30 @@ class Connection(Incoming):
         That it would not read for now is told when there is something to read (:meth:`pause`): mostly
         its owner is quicker.
         """
-        reads, writes = self._told
-        if self.wants_write != writes or not (reads or self._waiting_for_owner()):
+        told = self._told
+        if self.wants_write != bool(told & select.EPOLLOUT) or not (
+            told & select.EPOLLIN or self._waiting_for_owner()
+        ):
             self.pause()
 
     def pause(self) -> None:
         """Tell the engine exactly what this connection waits for."""
         if self.closed:
             return
-        wants = (self.wants_read, self.wants_write)
-        if wants != self._told:
-            self._told = wants
-            self._listener.interest_changed(self)
+        mask = self.mask
+        if mask != self._told:
+            self._told = mask
+            self._listener.interest_changed(self, mask)
+
+    @property
+    def mask(self) -> int:
+        """What it waits for, as bits of ``epoll``."""
+        mask = select.EPOLLRDHUP
+        if self.wants_read:
+            mask |= select.EPOLLIN
+        if self.wants_write:
+            mask |= select.EPOLLOUT
+        return mask
 
     def give_up(self, reason: str) -> None:
         """The peer is not reached any more."""
@@ -205,7 +218,7 @@ class Connection(Incoming):
         self._listener.connection_lost(self, reason)
 
     def _left_well(self) -> None:
-        self._listener.interest_changed(self)
+        self._listener.interest_changed(self, self.mask)
 
     def _signalled(self, frame: frames.Header) -> None:
         if frame.kind == frames.BREAK:

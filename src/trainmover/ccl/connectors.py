@@ -33,11 +33,11 @@ from trainmover.topology.links import COLLECTIVE, Link
 
 log = logging.getLogger(__name__)
 
-LOOPBACK_BUFFER = 512 * 1024
-"""What a connection to this same machine holds, where no distance is bridged; the system adapts others."""
-
 LOOPBACK_CONTROL = b"reno"
-"""Congestion control of such a connection. It never comes into play, while others (BBR) measure and pace."""
+"""Congestion control where no network lies between: it never comes into play, while others (BBR) pace."""
+
+BESIDE_BUFFER = 1024 * 1024
+"""What a unix socket may hold. The system adapts those of the network, and leaves these at a fifth of it."""
 
 CONNECT_SECONDS = 5.0
 """Limit of one attempt to connect and shake hands."""
@@ -156,6 +156,7 @@ class Connectors:
             sock.settimeout(CONNECT_SECONDS)
             try:
                 sock.connect(door_of(self._job, peer.life))
+                _set_up(sock)
                 return sock
             except OSError as error:
                 sock.close()
@@ -180,10 +181,9 @@ class Connectors:
         found: socket.socket | SecureSocket = sock
         try:
             sock.settimeout(CONNECT_SECONDS)
-            if sock.family != socket.AF_UNIX:
-                _set_up(sock)
-                if self._tls is not None:
-                    found = self._tls.accept(sock)
+            _set_up(sock)
+            if sock.family != socket.AF_UNIX and self._tls is not None:
+                found = self._tls.accept(sock)
             hello = accept(found, self._secret, self._refusal)
             arrival = Arrival(found, self._swap_windows(found, hello.link, first=False))
         except (OSError, TrainMoverError) as error:
@@ -220,13 +220,12 @@ def _not_heard(sock: socket.socket, hearing: Future[None]) -> None:
 
 
 def _set_up(sock: socket.socket) -> None:
-    """Send at once, and ask whether the other end is there.
-
-    Where no network lies between, do not pace, and keep what is under way in the cache.
-    """
+    """Send at once, do not pace where no network lies between, and ask whether the other end is there."""
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BESIDE_BUFFER)
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     reach.ask_when_idle(sock)
     if ip_address(sock.getpeername()[0]).is_loopback:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, LOOPBACK_CONTROL)

@@ -35,7 +35,7 @@ class Deliveries:
         turn: one round of the engine's loop, for whoever holds the wheel.
     """
 
-    def __init__(self, wheel: Wheel, turn: Callable[[], None]) -> None:
+    def __init__(self, wheel: Wheel, turn: Callable[[], object]) -> None:
         self._wheel = wheel
         self._turn = turn
         self._visit: _Visit | None = None

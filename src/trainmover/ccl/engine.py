@@ -159,7 +159,7 @@ class Engine:
             self._failed(error)
             raise
         finally:
-            self._wheel.leave(guest=False, busy=self.schedule.busy)
+            self._wheel.leave(guest=False, busy=self.schedule.busy, soon=not transfer.done)
         return True
 
     def receive_at_once(self, key: str, link: Link, transfer: Transfer, walk: Walk) -> bool:
@@ -188,7 +188,8 @@ class Engine:
             self._failed(error)
             raise
         finally:
-            self._wheel.leave(guest=False, busy=self.schedule.busy)
+            # Mostly its caller waits for it next; what comes earlier the system keeps.
+            self._wheel.leave(guest=False, busy=self.schedule.busy, soon=False)
         return True
 
     def drive(self, done: Callable[[], bool], limit: float = 3600.0) -> None:
@@ -199,8 +200,8 @@ class Engine:
         if done() or threading.current_thread() is self._thread or not self._wheel.take(limit):
             return
         try:
-            while not (done() or self._stopping):
-                self._turn()
+            while not done() and self._turn():
+                pass
         except BaseException as error:
             self._failed(error)
             raise
@@ -233,17 +234,12 @@ class Engine:
             if self.broken:
                 self._enqueue(key, walk)
             else:
-                self.schedule.carry_out(key, walk, self._turn_once)
+                self.schedule.carry_out(key, walk, self._turn)
         except BaseException as error:
             self._failed(error)
             raise
         finally:
             self._wheel.leave(guest=True, busy=self.schedule.busy)
-
-    def _turn_once(self) -> bool:
-        """One round of the engine's loop. False: there will be no other on this thread."""
-        self._turn()
-        return not self._stopping
 
     def adopt(self, plan: Plan) -> dict[str, int]:
         """Enter the plan's epoch: swap the changed links, keep the others, end the broken state.
@@ -311,31 +307,30 @@ class Engine:
         self._run_calls()
         self._wheel.let_go()
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
+        """One round of the engine's loop. False: a guest makes no other."""
+        timers, wheel, schedule = self._timers, self._wheel, self.schedule
         try:
-            self._once()
+            timeout = 0.2 if self._stopping else 5.0
+            if schedule.runnables or wheel.asked:
+                timeout = 0.0
+            elif timers and (left := timers[0][0] - time.monotonic()) < timeout:
+                timeout = left if left > 0.0 else 0.0
+            self._poller.wait(timeout)
+            if wheel.asked:
+                self._run_calls()
+            if timers and timers[0][0] <= time.monotonic():
+                self._run_timers()
+            if schedule.runnables:
+                schedule.run()
         except Exception as error:
             log.exception("the engine failed")
             self._failed(error)
+        return not self._stopping
 
     def _failed(self, error: BaseException) -> None:
         self.fatal = error if isinstance(error, Exception) else None
         self._break(f"the engine failed: {error!r}", None)
-
-    def _once(self) -> None:
-        timers, wheel, schedule = self._timers, self._wheel, self.schedule
-        timeout = 0.2 if self._stopping else 5.0
-        if schedule.runnables or wheel.asked:
-            timeout = 0.0
-        elif timers:
-            timeout = min(timeout, max(0.0, timers[0][0] - time.monotonic()))
-        self._poller.wait(timeout)
-        if wheel.asked:
-            self._run_calls()
-        if timers and timers[0][0] <= time.monotonic():
-            self._run_timers()
-        if schedule.runnables:
-            schedule.run()
 
     def _look_for_peers(self) -> None:
         """Give up connections whose other end does not answer any more."""
@@ -464,11 +459,11 @@ class Engine:
         if ours not in (None, tag):
             self._mismatch(Mismatch(connection.peer, ours, None, tag, None))
 
-    def interest_changed(self, connection: Connection) -> None:
+    def interest_changed(self, connection: Connection, mask: int) -> None:
         if connection.closed or not self._poller.watches(connection):
             return
         if connection.ended:
             self.unwatch(connection)
             self.table.left(connection)
         else:
-            self._poller.look_again(connection)
+            self._poller.change(connection, mask)

@@ -52,6 +52,10 @@ def all_reduce(group: Group, flat: torch.Tensor, combine: Combine, tag: int) -> 
     piece_bytes = sizes.HALVING_PIECE_BYTES * (1 if group.size == 2 else 4)
     cuts = list(pieces(0, flat.numel(), flat.element_size(), piece_bytes))
     sends: list[Transfer] = []
+    if len(cuts) == 1:
+        yield from _piece(group, flat, cuts[0], combine, tag, sends, (0, cuts[0][1]))
+        yield sends
+        return
     fresh = (
         _piece(group, flat, bounds, combine, tag, sends, (number % PIECES, cuts[0][1]))
         for number, bounds in enumerate(cuts)

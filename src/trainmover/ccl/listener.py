@@ -43,8 +43,8 @@ class Listener(Protocol):
     def peer_waits(self, connection: Connection, epoch: int, tag: int, number: int) -> None:
         """The peer has been waiting for long in the call of this tag, the number-th of its group."""
 
-    def interest_changed(self, connection: Connection) -> None:
-        """``wants_read`` or ``wants_write`` may have changed."""
+    def interest_changed(self, connection: Connection, mask: int) -> None:
+        """What a connection waits for may have changed: it is this now, as bits of ``epoll``."""
 
 
 class Matcher(Protocol):

@@ -58,7 +58,7 @@ class Poller:
 
     def watch(self, connection: Connection) -> None:
         """Start moving a connection's bytes."""
-        mask = _mask(connection)
+        mask = connection.mask
         self._watched[connection.fd] = (connection, mask)
         self._poll.register(connection.fd, mask)
 
@@ -74,9 +74,8 @@ class Poller:
         entry = self._watched.get(connection.fd)
         return entry is not None and entry[0] is connection
 
-    def look_again(self, connection: Connection) -> None:
-        """What a watched connection waits for may have changed."""
-        mask = _mask(connection)
+    def change(self, connection: Connection, mask: int) -> None:
+        """A watched connection waits for this now."""
         if mask != self._watched[connection.fd][1]:
             self._watched[connection.fd] = (connection, mask)
             self._poll.modify(connection.fd, mask)
@@ -96,12 +95,3 @@ class Poller:
     def close(self) -> None:
         """Wait for nothing more."""
         self._poll.close()
-
-
-def _mask(connection: Connection) -> int:
-    mask = select.EPOLLRDHUP
-    if connection.wants_read:
-        mask |= select.EPOLLIN
-    if connection.wants_write:
-        mask |= select.EPOLLOUT
-    return mask

@@ -187,12 +187,12 @@ class Schedule:
                 have ended.
         """
         if not self._admit(key, walk):
-            while not walk.is_over() and turn():
+            while walk.schedule is not None and turn():
                 pass
             return
         walk.steps = steps = walk.body()
         try:
-            while not walk.is_over():
+            while walk.schedule is not None:
                 for transfer in next(steps):
                     while not transfer.done:
                         if walk.is_over() or not turn():

@@ -20,8 +20,9 @@ from trainmover.ccl.engine import Engine
 from trainmover.ccl.table import Slot
 from trainmover.ccl.transfer import Transfer
 from trainmover.errors import LinkError
-from trainmover.topology.bracket import Bracket, bracket, merges_of, restricted
+from trainmover.topology.bracket import Bracket, bracket, cells, merges_of, restricted
 from trainmover.topology.links import Link, link, pair_link
+from trainmover.topology.members import is_layered
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
@@ -95,6 +96,16 @@ class Group:
         children = [source for into, source in steps if into == self.me]
         parents = [into for into, source in steps if source == self.me]
         return children, parents[0] if parents else None
+
+    @cached_property
+    def is_together(self) -> bool:
+        """True when all members are on one machine."""
+        return len(set(self.positions)) == 1
+
+    @cached_property
+    def is_layered(self) -> bool:
+        """True when the group has equally many members on each of several machines."""
+        return is_layered([len(cell) for cell in cells(self.positions)])
 
     @cached_property
     def others(self) -> list[int]:

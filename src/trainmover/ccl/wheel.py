@@ -85,13 +85,16 @@ class Wheel:
             self._lock.release()
         return not self.ended
 
-    def leave(self, *, guest: bool, busy: bool) -> None:
-        """Let go of the wheel; ``busy``: there is work that nobody waits for at the wheel."""
+    def leave(self, *, guest: bool, busy: bool, soon: bool = True) -> None:
+        """Let go of the wheel; ``busy``: there is work that nobody waits for at the wheel.
+
+        ``soon``: it cannot wait for the end of the engine's thread's rest.
+        """
         self._rest_until = 0.0 if busy else time.monotonic() + REST_SECONDS
         self._lock.release()
         if guest:
             self._guest.release()
-        if busy and self._resting:
+        if busy and soon and self._resting:
             self._rested.set()
 
     def take_over(self) -> None:
