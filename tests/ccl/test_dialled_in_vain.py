@@ -27,9 +27,9 @@ Told = list[tuple[int, int, bool]]
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits of a moment."""
-    monkeypatch.setattr(connectors, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setattr(unreached, "SECONDS", 0.6)
-    monkeypatch.setattr(table, "SECONDS", 0.6)
+    monkeypatch.setattr(connectors, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(unreached, "SECONDS", 0.4)
+    monkeypatch.setattr(table, "SECONDS", 0.4)
     monkeypatch.setattr(table, "LOOK_SECONDS", 0.1)
 
 
@@ -60,7 +60,7 @@ def test_a_link_that_is_dialled_in_vain_is_told_once(world: MakeWorld) -> None:
     ready = made.prepare(2)
     wait_until(lambda: found != [], "it is told")
     assert found == [(2, 1, False)]
-    time.sleep(0.5)
+    time.sleep(0.3)
     assert found == [(2, 1, False)], "once is enough"
     assert not ready()
     door.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
@@ -69,8 +69,9 @@ def test_a_link_that_is_dialled_in_vain_is_told_once(world: MakeWorld) -> None:
     assert others == [[], []]
 
 
-def test_a_link_that_is_soon_there_is_not_told(world: MakeWorld) -> None:
+def test_a_link_that_is_soon_there_is_not_told(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that is a little late is nobody's concern."""
+    monkeypatch.setattr(table, "SECONDS", 10.0)
     made = world(2)
     made.replace(1)
     door = shut(made[1])
@@ -90,7 +91,7 @@ def test_each_epoch_is_told_anew(world: MakeWorld) -> None:
     found = told(made[0])
     made.prepare(2)
     made[0].engine.call(lambda: made[0].table.abandon(2))
-    time.sleep(0.9)
+    time.sleep(0.6)
     assert found == []
     made.prepare(3)
     wait_until(lambda: found != [], "it is told")
@@ -105,7 +106,7 @@ def test_a_peer_that_does_not_shake_hands_is_reached(world: MakeWorld) -> None:
         peers = {0: made[0].peer, 1: Peer("127.0.0.1", deaf.getsockname()[1], "m1.deaf")}
         plan = Plan(2, 0, peers, frozenset({Link(GROUP, "collective", 0, 1)}), 20.0)
         made[0].engine.call(lambda: made[0].table.prepare(plan, lambda *_: None))
-        time.sleep(1.2)
+        time.sleep(0.8)
     assert found == []
 
 

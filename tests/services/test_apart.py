@@ -245,7 +245,7 @@ def test_without_a_spare_its_replica_pauses(kit: Kit) -> None:
     assert world.plant.layout == ("m0", "m1", "", "m3")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(0, 12, 2))
 def test_whatever_order_events_come_in(kit: Kit, seed: int) -> None:
     """Delays, doubles, and a network that heals in the moment of the verdict: the run ends."""
     world = kit.World(machines=4, standbys=2, seed=seed, jitter=0.5, doubles=0.3)
