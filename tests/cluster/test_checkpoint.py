@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_roles import PIPELINES
+from tests.cluster.test_roles import WHOLE
 from tests.cluster.training import EXAMPLES, SMALL, STEPS, Outcome, end, train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -147,17 +147,7 @@ def test_pipelines_with_a_sharded_optimizer_go_on(tmp_path: Path) -> None:
     """Four ranks, none of which has the state of another, go on from the middle in the same bytes."""
     checkpoints = tmp_path / "checkpoints"
     shape = {"machines": 4, "ranks_per_machine": 1, "standbys": 0, "steps": 12, "limit": 180.0}
-    script = (
-        *PIPELINES,
-        "--tensor-ranks",
-        "1",
-        "--layers",
-        "4",
-        "--pipe-ranks",
-        "2",
-        "--optimizer",
-        "sharded",
-    )
+    script = (*WHOLE, "--layers", "4", "--pipe-ranks", "2", "--optimizer", "sharded")
     flags = ("--checkpoint-every", "6", "--checkpoints", str(checkpoints))
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()

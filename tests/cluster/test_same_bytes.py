@@ -12,10 +12,10 @@ import pytest
 
 from tests.cluster.training import STEPS, Outcome, train
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long(every=4)
 @pytest.mark.parametrize("step", [0, 1, 2, 17, STEPS - 1])
 def test_a_machine_is_killed(step: int, undisturbed: Outcome, tmp_path: Path) -> None:
     """A kill at any step, the first two and the last included, changes no bit and no loss."""
@@ -41,6 +41,7 @@ def test_a_machine_is_moved(undisturbed: Outcome, tmp_path: Path) -> None:
     assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
 
 
+@pytest.mark.long(every=0)  # tests/cluster/test_data.py has one, among other faults
 def test_a_frozen_machine_comes_back(undisturbed: Outcome, tmp_path: Path) -> None:
     """A machine that is frozen, replaced and goes on is fenced out and changes no bit."""
     outcome = train(tmp_path, "stop:machine=1,step=15,seconds=4")
