@@ -20,6 +20,7 @@ class Story:
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
         self.facts = StepFacts()
+        self.generation = 0
         self._count = itertools.count()
 
     def tell(self, at: float, event: say.Event, incident: str | None = None) -> None:
@@ -31,7 +32,7 @@ class Story:
             )
         )
 
-    def begin(self, machines: int = 2, spares: int = 1) -> None:
+    def begin(self, machines: int = 2, spares: int = 1, generation: int = 0) -> None:
         """Submitted at 0, launched at 1, training in epoch 1 from 2 on."""
         self.tell(
             0.0,
@@ -48,7 +49,7 @@ class Story:
         for number in range(machines + spares):
             self.join(0.5, f"m{number}")
         for position in range(machines):
-            self.launch(1.0, f"m{position}", position, 0)
+            self.launch(1.0, f"m{position}", position, generation)
         members = tuple(f"m{number}" for number in range(machines))
         self.prepare(1.5, 1, "start", members, (), members, ())
         self.commit(2.0, 1, "start", members, (), members, (), 0)
@@ -57,6 +58,7 @@ class Story:
         self.tell(at, say.MachineJoined(machine=name, incarnation="a", host="127.0.0.1", slots=1, pid=100))
 
     def launch(self, at: float, name: str, position: int, generation: int) -> None:
+        self.generation = generation
         self.tell(
             at,
             say.MachineLaunch(
@@ -97,7 +99,12 @@ class Story:
         self.tell(
             at,
             say.StandbyAssigned(
-                incident=incident, kind=kind, leaver=leaver, joiner=joiner, joiner_incarnation="a"
+                incident=incident,
+                kind=kind,
+                leaver=leaver,
+                joiner=joiner,
+                joiner_incarnation="a",
+                generation=self.generation,
             ),
             incident,
         )
@@ -109,7 +116,7 @@ class Story:
             say.SwitchPrepare(
                 epoch=epoch,
                 kind=kind,
-                generation=0,
+                generation=self.generation,
                 incidents=incidents,
                 machines=machines,
                 ranks_per_machine=1,
@@ -127,7 +134,7 @@ class Story:
                 epoch=epoch,
                 base_epoch=epoch - 1,
                 kind=kind,
-                generation=0,
+                generation=self.generation,
                 incidents=incidents,
                 machines=machines,
                 ranks_per_machine=1,
@@ -175,6 +182,7 @@ class Story:
                 leavers=leavers,
                 joiners=joiners,
                 step=step,
+                generation=self.generation,
             ),
         )
 

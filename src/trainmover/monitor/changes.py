@@ -64,15 +64,21 @@ def _machine_failed(view: ClusterState, envelope: Envelope, event: say.MachineFa
         return
     position, machine.position = machine.position, None
     machine.state, machine.note = "failed", event.reason
-    if position is None or view.incident_of(event.machine) is not None:
-        return
     name = envelope.incident or f"{event.machine}-{event.incarnation}"
-    sign = view.evidence.pop(event.machine, None)
-    incident = IncidentView(name, "failure", event.machine, cause=event.reason, evidence=sign)
-    incident.position = position
-    incident.reach("opened", min(envelope.time, sign) if sign is not None else envelope.time)
-    incident.reach("detected", envelope.time)
-    view.incidents[name] = incident
+    if position is None and not view.endings.named(name):
+        return
+    incident = view.incidents.get(name) or view.incident_of(event.machine)
+    if incident is None:
+        incident = view.incidents[name] = IncidentView(name, "failure", event.machine)
+        incident.generation = machine.generation
+    if incident.position is None:
+        incident.position = machine.seat
+    if not incident.cause and incident.kind == "failure":
+        sign = view.evidence.pop(event.machine, None)
+        incident.cause, incident.evidence = event.reason, sign
+        incident.times["opened"] = min(envelope.time, sign) if sign is not None else envelope.time
+        incident.times["detected"] = envelope.time
+    view.settle()
 
 
 def _rank_exited(view: ClusterState, envelope: Envelope, event: say.RankExited) -> None:
@@ -107,23 +113,20 @@ def _link_unreached(view: ClusterState, envelope: Envelope, event: say.LinkUnrea
 
 
 def _launch(view: ClusterState, envelope: Envelope, event: say.MachineLaunch) -> None:
-    if event.generation > view.generation:
-        view.generation, view.started = event.generation, False
+    before = view.generation
+    if not view.endings.launch(event, envelope.time):
+        return
+    if view.generation > before:
         view.roles = RolesView()
-        for incident in view.open_incidents:
-            if incident.kind == "failure":
-                incident.take_back("assigned")  # what was planned for it is void
     machine = _life(view, event.machine, event.incarnation)
     if machine is not None:
-        machine.state, machine.position = "starting", event.position
-    for incident in view.open_incidents:
-        if incident.kind == "failure" and not view.started and "planned" not in incident.times:
-            incident.restart = True
-            incident.held = ""
-            if incident.position == event.position:
-                incident.joiner = event.machine
-            incident.reach("assigned", envelope.time)
-    view.phase = "starting"
+        machine.position = machine.seat = event.position
+        machine.generation = event.generation
+        if machine.alive:
+            machine.state = "starting"
+    view.settle()
+    if not view.started:
+        view.phase = "starting"
 
 
 def _roles(view: ClusterState, envelope: Envelope, event: say.RolesFound) -> None:
@@ -156,7 +159,10 @@ def _parked(view: ClusterState, envelope: Envelope, event: say.StandbyParked) ->
 
 
 def _assigned(view: ClusterState, envelope: Envelope, event: say.StandbyAssigned) -> None:
+    view.claim((event.incident,), event.generation)
     incident = view.incidents.get(event.incident)
+    if incident is not None and (incident.state != "open" or 0 < event.generation < incident.since):
+        return
     if incident is None:
         incident = view.incident_of(event.leaver) if event.leaver else None
         if incident is not None:
@@ -166,7 +172,7 @@ def _assigned(view: ClusterState, envelope: Envelope, event: say.StandbyAssigned
             opened, cause = view.moves.pop(event.leaver, (envelope.time, ""))
             machine_or_seat = event.leaver or f"seat {event.position}"
             incident = IncidentView(event.incident, event.kind, machine_or_seat, cause=cause)
-            incident.position = event.position
+            incident.position, incident.generation = event.position, event.generation or view.generation
             incident.reach("opened", opened)
             incident.reach("detected", opened)
         view.incidents[event.incident] = incident
@@ -178,6 +184,7 @@ def _assigned(view: ClusterState, envelope: Envelope, event: say.StandbyAssigned
         machine.state = "joining"
     if view.phase == "held":
         view.phase = "training"
+    view.settle()
 
 
 def _move_requested(view: ClusterState, envelope: Envelope, event: say.MoveRequested) -> None:
@@ -193,19 +200,34 @@ def _move_refused(view: ClusterState, envelope: Envelope, event: say.MoveRefused
 
 
 def _plan(view: ClusterState, envelope: Envelope, event: say.PlanReady) -> None:
-    for incident in view.named(event.incidents):
+    view.endings.switch(event)
+    view.claim(event.incidents, event.generation)
+    for incident in _ended_by(view, event):
         incident.take_back("planned")
         incident.epoch = event.epoch
         incident.paused = event.kind == "shrink" and incident.joiner is None
         if incident.paused:
             incident.held = ""
         incident.reach("planned", envelope.time)
+    view.settle()
+
+
+def _ended_by(view: ClusterState, event: say.PlanReady | say.SwitchPrepare) -> list[IncidentView]:
+    """The incidents that a switch is to end, unless they have ended, or something later is on its way."""
+    return [
+        incident
+        for incident in view.named(event.incidents)
+        if incident.state == "open" and (incident.epoch or 0) <= event.epoch and not incident.restart
+    ]
 
 
 def _prepare(view: ClusterState, envelope: Envelope, event: say.SwitchPrepare) -> None:
-    for incident in view.named(event.incidents):
+    view.endings.switch(event)
+    view.claim(event.incidents, event.generation)
+    for incident in _ended_by(view, event):
         present = sum(map(bool, event.machines))
         incident.prepare(event.epoch, present * event.ranks_per_machine, envelope.time)
+    view.settle()
 
 
 def _prepared(view: ClusterState, envelope: Envelope, event: say.SwitchPrepared) -> None:
@@ -214,18 +236,24 @@ def _prepared(view: ClusterState, envelope: Envelope, event: say.SwitchPrepared)
 
 
 def _adopted(view: ClusterState, envelope: Envelope, event: say.SwitchAdopted) -> None:
+    view.endings.adopt(event)
     for incident in view.with_epoch(event.epoch):
         incident.note_adopted(event, envelope.time)
+    view.settle()
 
 
 def _committed(view: ClusterState, envelope: Envelope, event: say.SwitchCommitted) -> None:
-    view.epoch = max(view.epoch, event.epoch)
-    view.seat(event.machines, "training")
+    view.endings.commit(event, envelope.time)
+    view.claim(event.incidents, event.generation)
+    if event.epoch >= view.epoch:
+        view.epoch = event.epoch
+        view.seat(event.machines, "training", event.generation or view.generation)
     present, seats = sum(map(bool, event.machines)), len(event.machines)
     view.memberships.append(Membership(event.step, event.epoch, event.kind, present, seats))
+    view.memberships.sort(key=lambda membership: membership.epoch)
     for name in event.leavers:
         machine = view.machines.get(name)
-        if machine is not None:
+        if machine is not None and name not in view.layout:
             machine.position = None
             if machine.alive:
                 machine.state = "leaving"
@@ -234,28 +262,25 @@ def _committed(view: ClusterState, envelope: Envelope, event: say.SwitchCommitte
     view.evidence.clear()
     if view.phase != "completed":
         view.phase = "training"
+    view.settle()
 
 
 def _aborted(view: ClusterState, envelope: Envelope, event: say.SwitchAborted) -> None:
     for incident in view.named(event.incidents):
-        incident.take_back("assigned")
+        if incident.state == "open" and incident.epoch == event.epoch and not incident.restart:
+            incident.take_back("assigned")
 
 
 def _started(view: ClusterState, envelope: Envelope, event: say.TrainingStarted) -> None:
-    view.started = True
-    for incident in view.open_incidents:
-        if incident.restart:
-            incident.step, incident.epoch = max(0, event.step - 1), event.epoch
-            incident.reach("resumed", envelope.time)
-            incident.state = "closed"
-    if view.phase == "starting":
+    view.endings.train(event, envelope.time)
+    view.settle()
+    if view.phase == "starting" and view.started:
         view.phase = "training"
 
 
 def _resumed(view: ClusterState, envelope: Envelope, event: say.TrainingResumed) -> None:
-    for incident in view.with_epoch(event.epoch):
-        incident.reach("resumed", envelope.time)
-        incident.state = "closed"
+    view.endings.train(event, envelope.time)
+    view.settle()
 
 
 def _sample(view: ClusterState, envelope: Envelope, event: say.StepSample) -> None:

@@ -105,6 +105,8 @@ class IncidentView:
         adopted: what each rank said when it adopted the epoch, by rank.
         ranks: how many ranks have to say so.
         position: the place in the layout that changes hands, where it is known.
+        generation: the start from nothing in which its machine was lost, or asked to go.
+        since: the later one by which everything was started again; 0: none.
         paused: no spare was found, and training went on without the machine's replica.
     """
 
@@ -125,6 +127,8 @@ class IncidentView:
     adopted: dict[int, SwitchAdopted] = field(default_factory=dict)
     ranks: int = 0
     position: int | None = None
+    generation: int = 0
+    since: int = 0
     paused: bool = False
 
     @property

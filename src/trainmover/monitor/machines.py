@@ -78,6 +78,10 @@ class MachineView:
     slots: int = 1
     state: MachineState = "spare"
     position: int | None = None
+    generation: int = 0
+    """The start from nothing in which it has, or had, a position."""
+    seat: int | None = None
+    """The last position that it had."""
     note: str = ""
     step: int | None = None
     cpu_percent: float = 0.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainmover.events import catalogue as say
+from trainmover.monitor.endings import Endings
 from trainmover.monitor.incidents import IncidentView
 from trainmover.monitor.machines import MachineState, MachineView
 from trainmover.monitor.protection import Protection
@@ -54,6 +55,7 @@ class ClusterState:
         samples: (time, step) of the last step samples, for the rate.
         moves: when and why moves were asked for that nobody has answered yet, by machine.
         evidence: first sign of a trouble that is not an incident yet, by machine, unix seconds.
+        endings: what decides how incidents end.
     """
 
     phase: Literal["waiting", "starting", "training", "held", "completed", "failed"] = "waiting"
@@ -62,8 +64,6 @@ class ClusterState:
     submitted_at: float | None = None
     ended_at: float | None = None
     epoch: int = 0
-    generation: int = 0
-    started: bool = False
     layout: tuple[str, ...] = ()
     machines: dict[str, MachineView] = field(default_factory=dict)
     incidents: dict[str, IncidentView] = field(default_factory=dict)
@@ -79,10 +79,21 @@ class ClusterState:
     samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_SAMPLES))
     moves: dict[str, tuple[float, str]] = field(default_factory=dict)
     evidence: dict[str, float] = field(default_factory=dict)
+    endings: Endings = field(default_factory=Endings)
 
     def recall_rate(self, samples: list[tuple[float, int]]) -> None:
         """Take the rate from these (time, step) instead of what was sampled."""
         self.samples = deque(samples, maxlen=RATE_SAMPLES)
+
+    @property
+    def generation(self) -> int:
+        """The latest start from nothing; 0 before the first."""
+        return self.endings.generation
+
+    @property
+    def started(self) -> bool:
+        """This generation has committed its first steps."""
+        return self.generation in self.endings.starts
 
     @property
     def steps_per_second(self) -> float | None:
@@ -119,16 +130,28 @@ class ClusterState:
         """Open incidents that this epoch is to end."""
         return [item for item in self.open_incidents if item.epoch == epoch]
 
+    def claim(self, incidents: tuple[str, ...], generation: int) -> None:
+        """In this generation something is done about these incidents."""
+        for incident in self.named(incidents):
+            self.endings.claim(incident, generation)
+
+    def settle(self) -> None:
+        """Close what has ended by what is known now, and complete what has."""
+        for incident in self.incidents.values():
+            machine = self.machines.get(incident.machine)
+            self.endings.settle(incident, machine is not None and machine.state == "failed")
+
     def incident_of(self, machine: str) -> IncidentView | None:
         """The open incident of a machine that goes."""
         return next((item for item in self.open_incidents if item.machine == machine), None)
 
-    def seat(self, machines: tuple[str, ...], state: MachineState) -> None:
+    def seat(self, machines: tuple[str, ...], state: MachineState, generation: int) -> None:
         """Who sits where from now on, by position."""
         self.layout = machines
         for position, name in enumerate(machines):
             machine = self.machines.get(name)
             if machine is not None:
-                machine.position = position
+                machine.position = machine.seat = position
+                machine.generation = generation
                 if machine.alive:
                     machine.state = state
