@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_roles import WHOLE
-from tests.cluster.training import EXAMPLES, SMALL, STEPS, Outcome, end, train
+from tests.cluster.training import EXAMPLES, SMALL, STEPS, Outcome, end, killed_at_once, train
+from trainmover.events.catalogue import CheckpointFailed, CheckpointSaved
+from trainmover.events.log import read_log
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -79,7 +81,7 @@ def test_all_machines_are_lost_at_once(undisturbed: Outcome, tmp_path: Path) -> 
     """The job goes back to its last checkpoint by itself, and the report says what that cost."""
     outcome = train(
         tmp_path,
-        *(f"kill:machine={number},step=17" for number in range(3)),
+        *killed_at_once(0, 1, 2, step=17),
         standbys=3,
         flags=("--checkpoint-every", "5"),
     )
@@ -120,6 +122,30 @@ def test_a_machine_is_lost_at_the_very_end(machine: int, undisturbed: Outcome, t
     assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
     assert outcome.incidents == [("failure", f"m{machine}")]
     assert steps_in(tmp_path / "run" / "checkpoints") == [30, STEPS]
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.part"))
+
+
+@pytest.mark.long(every=0)
+@pytest.mark.parametrize("every", [1, 2], ids=["on the boundary of one", "on it, or right after"])
+def test_a_machine_is_moved_at_a_checkpoint(every: int, undisturbed: Outcome, tmp_path: Path) -> None:
+    """The new epoch makes the one that is due there, and the leaver ends its part of the one before."""
+    outcome = train(
+        tmp_path,
+        "slow:machine=0,step=3,factor=20",
+        "move:machine=2,step=15",
+        flags=("--checkpoint-every", str(every)),
+    )
+    assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
+    assert outcome.incidents == [("move", "m2")]
+    (incident,) = outcome.report["incidents"]
+    assert incident["steps_lost"] == 0
+    said = [record.envelope.event for record in read_log(tmp_path / "run" / "events.tmlog")]
+    saved = {event.step for event in said if isinstance(event, CheckpointSaved)}
+    lost = [event for event in said if isinstance(event, CheckpointFailed) and "lost" in event.reason]
+    assert lost == []
+    moved_at = incident["step"]
+    assert {moved_at - moved_at % every, moved_at + -moved_at % every} <= saved
+    assert steps_in(tmp_path / "run" / "checkpoints") == [STEPS - every, STEPS]
     assert not list((tmp_path / "run" / "checkpoints").glob("*.part"))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.training import Outcome, train
+from tests.cluster.training import Outcome, killed_at_once, train
 
 pytest.importorskip("torchdata")
 
@@ -80,7 +80,7 @@ def test_samples_when_all_is_lost_and_gone_back(straight: tuple[Outcome, Rows], 
     """All machines are lost: from the checkpoint on, the same steps use the same samples again."""
     outcome, rows = run(
         tmp_path,
-        *(f"kill:machine={number},step=23" for number in range(RANKS)),
+        *killed_at_once(*range(RANKS), step=23),
         standbys=3,
         flags=("--checkpoint-every", "4"),
     )

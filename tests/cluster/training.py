@@ -22,6 +22,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 40
 LIMIT = 200.0
 
+ABREAST = 3.0
+"""Seconds in which every machine gets to the step in which all of them are hit."""
+
 Script = tuple[str, ...]
 """An example's name and what it is called with."""
 
@@ -112,6 +115,22 @@ def train(
     incidents = [(item["kind"], item["machine"]) for item in report["incidents"]]
     losses = {step: float(loss) for step, loss in enumerate(report["losses"]) if loss is not None}
     return Outcome(report["digest"], losses, incidents, printed.read_text(), report)
+
+
+def killed_at_once(*machines: int, step: int) -> list[str]:
+    """Faults that kill machines at the beginning of a step, none before the others have got there.
+
+    Without a pause the first may be gone while another, on a busy computer, has not learnt yet that the step
+    before is committed.  That one waits at its boundary then, and is hit long after.
+    """
+    return [
+        fault
+        for machine in machines
+        for fault in (
+            f"pause:machine={machine},step={step},seconds={ABREAST:g}",
+            f"kill:machine={machine},step={step}",
+        )
+    ]
 
 
 def end(driver: subprocess.Popen[bytes]) -> None:
