@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.ccl.test_walks import same, values
-from tests.ccl.worlds import GROUP, Member, World, add
-from trainmover.ccl import algorithms, sizes, walks
+from tests.ccl.worlds import GROUP, Member, World, add, small_pieces
+from trainmover.ccl import algorithms, walks
 from trainmover.ccl.calls import Call
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.tags import MESSAGE, tag_of
@@ -55,17 +55,9 @@ class Shrunk(World):
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces so small that a few thousand elements are many of them, on every road."""
-    monkeypatch.setattr(sizes, "SHARED_PIECE_BYTES", 32 * 1024)
-    monkeypatch.setattr(sizes, "SHARED_BYTES", 4096)
-    monkeypatch.setattr(sizes, "SHARED_PARTS_BYTES", 4096)
-    monkeypatch.setattr(sizes, "LAYERED_BYTES", 4096)
-    monkeypatch.setattr(sizes, "DOUBLING_BYTES", 1024)
-    monkeypatch.setattr(sizes, "MESH_PIECE_BYTES", 8192)
-    monkeypatch.setattr(sizes, "LEAST_MESH_PIECE_BYTES", 4096)
-    monkeypatch.setattr(sizes, "TREE_PIECE_BYTES", 8192)
-    monkeypatch.setattr(sizes, "HALVING_PIECE_BYTES", 8192)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many pieces of a few thousand elements."""
+    small_pieces(monkeypatch)
 
 
 @pytest.fixture(params=SHRUNK, ids=lambda case: f"{case[0]}x{case[1]}-{case[2]}")

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ccl.test_walks import same, values
-from tests.ccl.worlds import GROUP, SIZES, World, add
+from tests.ccl.worlds import GROUP, SIZES, World, add, small_pieces
 from trainmover.ccl import (
     algorithms,
     layered_walks,
-    sizes,
     tree_walks,
     walks,
 )
@@ -28,20 +27,10 @@ KINDS = [torch.float32, torch.bfloat16, torch.int64]
 
 
 @pytest.fixture(autouse=True)
-def small_pieces() -> Iterator[None]:
-    """Pieces and chunks so small that a few thousand elements are many of them, on every road."""
+def small() -> Iterator[None]:
+    """Many pieces and blocks of a few thousand elements."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sizes, "SHARED_PIECE_BYTES", CHUNK)
-        patch.setattr(sizes, "BLOCK_BYTES", 2048)
-        patch.setattr(sizes, "SHARED_WHOLE_BYTES", 16 * 1024)
-        patch.setattr(sizes, "SHARED_BYTES", 4096)
-        patch.setattr(sizes, "SHARED_PARTS_BYTES", 4096)
-        patch.setattr(sizes, "LAYERED_BYTES", 4096)
-        patch.setattr(sizes, "DOUBLING_BYTES", 1024)
-        patch.setattr(sizes, "MESH_PIECE_BYTES", 8192)
-        patch.setattr(sizes, "LEAST_MESH_PIECE_BYTES", 4096)
-        patch.setattr(sizes, "TREE_PIECE_BYTES", 8192)
-        patch.setattr(sizes, "HALVING_PIECE_BYTES", 8192)
+        small_pieces(patch, SHARED_PIECE_BYTES=CHUNK, BLOCK_BYTES=2048, SHARED_WHOLE_BYTES=16 * 1024)
         yield
 
 

@@ -66,10 +66,7 @@ def test_who_only_waits_notices(world: MakeWorld, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(reach, "UNREACHED_SECONDS", 10 * NOTICED)
     made = world(2)
     part(made, 0, 1)
-    deadline = time.monotonic() + NOTICED
-    while not all(member.engine.broken for member in made.members):
-        assert time.monotonic() < deadline, "they would wait for ever"
-        time.sleep(0.05)
+    wait_until(lambda: all(member.engine.broken for member in made.members), "they notice", NOTICED)
     wait_until(lambda: blamed(made), "who has noticed says so")
     assert blamed(made) <= {(0, 1), (1, 0)}
 

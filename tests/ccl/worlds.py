@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from trainmover.ccl import algorithms, walks
+from trainmover.ccl import algorithms, sizes, walks
 from trainmover.ccl.communicator import Call, Communicator
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.engine import Engine, Steps
@@ -49,6 +49,23 @@ def wait_until(condition: Callable[[], bool], what: str, limit: float = LIMIT) -
         if time.monotonic() > until:
             raise AssertionError(f"{what}: not within {limit:g} s")
         time.sleep(0.002)
+
+
+def small_pieces(patch: pytest.MonkeyPatch, **more: int) -> None:
+    """Pieces so small that a few thousand elements are many of them, on every road; ``more``: other sizes."""
+    small = {
+        "SHARED_PIECE_BYTES": 32 * 1024,
+        "SHARED_BYTES": 4096,
+        "SHARED_PARTS_BYTES": 4096,
+        "LAYERED_BYTES": 4096,
+        "DOUBLING_BYTES": 1024,
+        "MESH_PIECE_BYTES": 8192,
+        "LEAST_MESH_PIECE_BYTES": 4096,
+        "TREE_PIECE_BYTES": 8192,
+        "HALVING_PIECE_BYTES": 8192,
+    }
+    for name, size in (small | more).items():
+        patch.setattr(sizes, name, size)
 
 
 @dataclass

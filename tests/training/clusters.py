@@ -84,7 +84,7 @@ class Cluster:
         for rank in self.all:
             engine = rank.session.engine
             calls = engine.schedule.labels()
-            state = f"committed {rank.boundary.committed}, epoch {engine.epoch} ({engine._reason or 'whole'})"
+            state = f"committed {rank.boundary.committed}, epoch {engine.epoch} ({engine.reason or 'whole'})"
             coming = [order.epoch for order in rank.session.orders.after(engine.epoch)]
             lines.append(f"{rank}: {state}, prepared for {coming}, waits for {calls}, error {rank.error!r}")
         return "\n".join(lines)

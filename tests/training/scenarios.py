@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tests.ccl.worlds import wait_until
-from tests.training.clusters import Cluster
+import threading
+
+from tests.ccl.worlds import LIMIT, wait_until
+from tests.training.clusters import Cluster, at
 from tests.training.ranks import Rank
 from trainmover.events.catalogue import SwitchAdopted
 
@@ -15,6 +17,31 @@ def strike(cluster: Cluster, machine: str) -> None:
     except AssertionError as error:
         raise AssertionError(f"{error}\n{cluster.describe()}") from error
     cluster.failed(machine)
+
+
+def lose(made: Cluster, victim: str, joiner: str = "s0") -> None:
+    """The job starts, a machine dies of its fault, and a standby takes its place."""
+    made.standby(joiner)
+    made.switch("start")
+    strike(made, victim)
+    made.switch("failure", {victim: joiner})
+
+
+def start_up_to(made: Cluster, rank: Rank, step: int) -> threading.Event:
+    """The job starts, and a rank is held before this step: nobody commits it before the event is set."""
+    go = threading.Event()
+    reached = at(rank, step, "before", lambda: go.wait(LIMIT) and None)
+    made.switch("start")
+    assert reached.wait(LIMIT), made.describe()
+    return go
+
+
+def move(made: Cluster, leaver: str, joiner: str, go: threading.Event) -> None:
+    """A machine is moved away at the boundary after the step that a rank is held before."""
+    machines = made.prepare("move", {leaver: joiner})
+    made.prepared()
+    go.set()
+    made.adopted(machines, "move")
 
 
 def has_adopted(rank: Rank, epoch: int) -> bool:

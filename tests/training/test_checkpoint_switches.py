@@ -15,6 +15,7 @@ import pytest
 from tests.ccl.worlds import LIMIT, wait_until
 from tests.training.clusters import Cluster, at, released
 from tests.training.ranks import Rank
+from tests.training.scenarios import move, start_up_to
 from tests.training.sharing import SharingCluster
 from tests.training.trainees import Trainee, undisturbed
 from trainmover.events.catalogue import CheckpointFailed, CheckpointSaved, RankFinished
@@ -104,6 +105,21 @@ def dies_writing(rank: Rank, step: int) -> None:
     maker._write = killed  # type: ignore[method-assign]
 
 
+def lose_writing(cluster: Cluster, rank: Rank, step: int) -> str:
+    """The job starts, and a rank dies writing the checkpoint of this step; returns its machine."""
+    dies_writing(rank, step)
+    hold = threading.Event()  # nobody commits one step more before the loss is noticed
+    for other in cluster.ranks:
+        at(other, 3, "before", lambda: hold.wait(LIMIT) and None)
+    cluster.switch("start")
+    if step == 6:
+        hold.set()
+    wait_until(lambda: rank.dead, "it is dead")
+    cluster.failed(rank.machine)
+    hold.set()
+    return rank.machine
+
+
 def test_an_undisturbed_run(made: Make) -> None:
     """There is one each three steps."""
     cluster = made()
@@ -118,18 +134,8 @@ def test_a_machine_dies_writing(made: Make, step: int, victim: int) -> None:
     """Its joiner takes its place in that checkpoint: none is lost, the one after the last step neither."""
     cluster = made()
     cluster.standby("s0")
-    rank = cluster.ranks[victim]
-    dies_writing(rank, step)
-    hold = threading.Event()  # nobody commits one step more before the loss is noticed
-    for other in cluster.ranks:
-        at(other, 3, "before", lambda: hold.wait(LIMIT) and None)
-    cluster.switch("start")
-    if step == 6:
-        hold.set()
-    wait_until(lambda: rank.dead, "it is dead")
-    cluster.failed(rank.machine)
-    hold.set()
-    cluster.switch("failure", {rank.machine: "s0"})
+    machine = lose_writing(cluster, cluster.ranks[victim], step)
+    cluster.switch("failure", {machine: "s0"})
     cluster.finish()
     assert cluster.kept() == [3, 6]
     assert cluster.said(CheckpointFailed) == []
@@ -179,18 +185,7 @@ def test_the_vote_before_one_is_torn(made: Make, candidate: int, told: list[int]
 def test_a_seat_is_vacated_by_who_dies_writing(made: Make, step: int) -> None:
     """Those that are left make it without it."""
     cluster = made(Shrinking)
-    rank = cluster.ranks[2]
-    dies_writing(rank, step)
-    hold = threading.Event()
-    for other in cluster.ranks:
-        at(other, 3, "before", lambda: hold.wait(LIMIT) and None)
-    cluster.switch("start")
-    if step == 6:
-        hold.set()
-    wait_until(lambda: rank.dead, "it is dead")
-    cluster.failed("m2")
-    hold.set()
-    cluster.shrink("m2")
+    cluster.shrink(lose_writing(cluster, cluster.ranks[2], step))
     cluster.finish()
     kept = Shelf(str(cluster.folder / "checkpoints")).whole()
     assert [manifest.step for manifest in kept] == [6, 3]
@@ -209,10 +204,7 @@ def test_a_machine_is_moved_away_while_it_writes(made: Make) -> None:
         write(attempt)
 
     maker._write = slowly
-    hold = threading.Event()
-    reached = at(cluster.ranks[0], 4, "before", lambda: hold.wait(LIMIT) and None)
-    cluster.switch("start")
-    assert reached.wait(LIMIT)
+    hold = start_up_to(cluster, cluster.ranks[0], 4)
     machines = cluster.prepare("move", {"m2": "s0"})
     cluster.prepared()
     hold.set()
@@ -232,14 +224,7 @@ def test_a_move_at_the_boundary_of_one(made: Make) -> None:
     """The ranks of the new epoch make it, the joiner among them."""
     cluster = made()
     cluster.standby("s0")
-    hold = threading.Event()
-    reached = at(cluster.ranks[0], 2, "before", lambda: hold.wait(LIMIT) and None)
-    cluster.switch("start")
-    assert reached.wait(LIMIT)
-    machines = cluster.prepare("move", {"m2": "s0"})
-    cluster.prepared()
-    hold.set()
-    cluster.adopted(machines, "move")
+    move(cluster, "m2", "s0", start_up_to(cluster, cluster.ranks[0], 2))
     cluster.finish()
     assert cluster.kept() == [3, 6]
     assert cluster.said(CheckpointSaved) == [3, 6]

@@ -11,7 +11,7 @@ from tests.ccl.worlds import LIMIT, wait_until
 from tests.training.clusters import at
 from tests.training.conftest import making, place
 from tests.training.ranks import Rank
-from tests.training.scenarios import lose_another, strike
+from tests.training.scenarios import lose, lose_another, move, start_up_to, strike
 from tests.training.shards import FIRST, ShardCluster, Sharded
 from trainmover.errors import JobError
 from trainmover.faults import STEP_POINTS, SWITCH_POINTS
@@ -77,10 +77,7 @@ def test_a_rank_dies_at_any_point_of_a_step(
 ) -> None:
     """Its guardian has the state after the step, or the one before, whichever is committed."""
     made = shards(faults=(f"kill:machine=m{victim},step={step},at={point}",))
-    made.standby("s0")
-    made.switch("start")
-    strike(made, f"m{victim}")
-    made.switch("failure", {f"m{victim}": "s0"})
+    lose(made, f"m{victim}")
     assert made.outcome() == calm(3)
     assert next(rank.struck for rank in made.all if rank.dead) in (point, "vote", "stepped")
     assert made.ranks[victim].machine == "s0"
@@ -150,14 +147,7 @@ def test_a_machine_is_moved(shards: MakeShards, calm) -> None:
     """The mirror is as good as the leaver itself."""
     made = shards()
     made.standby("s0")
-    go = threading.Event()
-    reached = at(made.ranks[2], FIRST + 1, "before", lambda: go.wait(LIMIT) and None)
-    made.switch("start")
-    assert reached.wait(LIMIT)
-    machines = made.prepare("move", {"m1": "s0"})
-    made.prepared()
-    go.set()
-    made.adopted(machines, "move")
+    move(made, "m1", "s0", start_up_to(made, made.ranks[2], FIRST + 1))
     assert made.outcome() == calm(3)
 
 
@@ -166,6 +156,9 @@ def test_a_rank_and_its_guardian_are_lost(shards: MakeShards) -> None:
     made = shards(faults=tuple(f"kill:machine=m{seat},step={FIRST + 1},at=collective" for seat in (0, 1)))
     made.standby("s0")
     made.standby("s1")
+    abreast = threading.Barrier(2)  # else one may die before the other has learnt of the step before
+    for rank in made.ranks[:2]:
+        at(rank, FIRST + 1, "before", lambda: abreast.wait(LIMIT) and None)
     made.switch("start")
     strike(made, "m0")
     strike(made, "m1")
@@ -190,10 +183,7 @@ def test_a_large_mirror_is_torn_in_the_middle(shards: MakeShards, monkeypatch: p
     calm = quiet.outcome()
     assert {event.image_bytes for event in quiet.whole()} == {4 * 400_000 * 6 + 8}
     made = shards(faults=(f"kill:machine=m1,step={FIRST + 1},at=mirror",))
-    made.standby("s0")
-    made.switch("start")
-    strike(made, "m1")
-    made.switch("failure", {"m1": "s0"})
+    lose(made, "m1")
     assert made.outcome() == calm
 
 
@@ -201,10 +191,7 @@ def test_a_large_mirror_is_torn_in_the_middle(shards: MakeShards, monkeypatch: p
 def test_two_machines_mirror_each_other(shards: MakeShards, calm, point: str) -> None:
     """Each is guardian and ward of the other."""
     made = shards(machines=2, faults=(f"kill:machine=m1,step={FIRST + 1},at={point}",))
-    made.standby("s0")
-    made.switch("start")
-    strike(made, "m1")
-    made.switch("failure", {"m1": "s0"})
+    lose(made, "m1")
     assert made.outcome() == calm(2)
 
 

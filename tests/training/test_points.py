@@ -16,7 +16,7 @@ from tests.ccl.worlds import LIMIT, wait_until
 from tests.training.clusters import Cluster, at
 from tests.training.conftest import MakeCluster
 from tests.training.ranks import Rank
-from tests.training.scenarios import end_switch, has_adopted, lose_another, strike
+from tests.training.scenarios import end_switch, has_adopted, lose, lose_another, move, start_up_to
 from trainmover.faults import STEP_POINTS, SWITCH_POINTS
 
 STEPS = 6
@@ -49,10 +49,7 @@ def test_a_rank_dies_at_any_point_of_a_step(
     """A standby takes its place, and nothing else is seen of it."""
     count = f",nth={nth}" if nth > 1 else ""
     made = cluster(steps=STEPS, faults=[f"kill:machine=m{victim},step={step},at={point}{count}"])
-    made.standby("s0")
-    made.switch("start")
-    strike(made, f"m{victim}")
-    made.switch("failure", {f"m{victim}": "s0"})
+    lose(made, f"m{victim}")
     check(made, point if nth == 1 or made.on(f"m{victim}")[0].struck == point else "stepped")
     assert made.ranks[victim].machine == "s0"
     survivors = [rank for rank in made.ranks if rank.machine != "s0"]
@@ -86,11 +83,7 @@ def test_a_machine_dies_during_a_move(cluster: MakeCluster, point: str, victim: 
     made = cluster(steps=STEPS, faults=[f"kill:machine={victim},step=1,at={point}"])
     made.standby("s0")
     made.standby("s1")
-    hold = threading.Event()
-    holder = made.ranks[0 if victim == "m1" else 1]
-    reached = at(holder, 3, "before", lambda: hold.wait(LIMIT) and None)
-    made.switch("start")
-    assert reached.wait(LIMIT)
+    hold = start_up_to(made, made.ranks[0 if victim == "m1" else 1], 3)
     machines = made.prepare("move", {"m2": "s0"})
     if point in ("prepare", "prepared"):
         wait_until(lambda: made.on(victim)[0].dead, f"{victim} dies")
@@ -103,10 +96,7 @@ def test_a_machine_dies_during_a_move(cluster: MakeCluster, point: str, victim: 
     elif end_switch(made, machines, "move", victim):
         made.switch("failure", {victim: "s1"})
     elif victim == "s0":
-        machines = made.prepare("move", {"m2": "s1"})
-        made.prepared()
-        hold.set()
-        made.adopted(machines, "move")
+        move(made, "m2", "s1", hold)
     else:
         made.switch("failure", {victim: "s1"})
     check(made, point)
@@ -124,10 +114,7 @@ def test_a_joiner_of_a_switch_that_was_given_up_joins_later(cluster: MakeCluster
         stayer.kill()
 
     dead = at(stayer, 2, "before", die)
-    hold, more = threading.Event(), threading.Event()
-    reached = at(made.ranks[1], 1, "before", lambda: hold.wait(LIMIT) and None)
-    made.switch("start")
-    assert reached.wait(LIMIT)
+    hold, more = start_up_to(made, made.ranks[1], 1), threading.Event()
     machines = made.prepare("move", {"m2": "s0"})
     made.prepared()
     hold.set()
@@ -139,10 +126,7 @@ def test_a_joiner_of_a_switch_that_was_given_up_joins_later(cluster: MakeCluster
     reached = at(made.ranks[1], 4, "before", lambda: more.wait(LIMIT) and None)
     made.switch("failure", {"m0": "s1"})
     assert reached.wait(LIMIT)
-    machines = made.prepare("move", {"m2": "s0"})
-    made.prepared()
-    more.set()
-    made.adopted(machines, "move")
+    move(made, "m2", "s0", more)
     check(made, "")
     assert [rank.machine for rank in made.ranks] == ["s1", "m1", "s0"]
 
@@ -152,10 +136,7 @@ def test_no_step_is_committed_before_a_move_is(cluster: MakeCluster) -> None:
     made = cluster(steps=STEPS)
     made.standby("s0")
     made.standby("s1")
-    hold = threading.Event()
-    reached = at(made.ranks[1], 1, "before", lambda: hold.wait(LIMIT) and None)
-    made.switch("start")
-    assert reached.wait(LIMIT)
+    hold = start_up_to(made, made.ranks[1], 1)
     machines = made.prepare("move", {"m2": "s0"})
     made.prepared()
     stayers, members = made.ranks[:2], [rank for name in machines for rank in made.on(name)]

@@ -87,23 +87,26 @@ class Attempt:
         pause, self.waiting = POLL_SECONDS, True
         until = time.monotonic() + GIVE_UP_SECONDS
         while True:
-            over = self.given_up.is_set()
-            lost = self.lost  # before the look, which finds all that they had written
-            reason = None
-            try:
-                if (result := found()) is not None:
-                    break
-            except GivenUpError as error:
-                reason = error
+            # Asked before the look, which finds all that had been written by then.
+            over, lost = self.given_up.is_set(), self.lost
+            result, refused = _look(found)
+            if result is not None:
+                self.waiting = False
+                return result
             if gone := sorted(lost.keys() & set(whose())):
                 raise LostError(f"rank {gone[0]} was lost before it had written {what}")
-            if reason is not None:
-                raise reason
-            if over:
-                raise GivenUpError(f"{what} did not come before the next one was due")
-            if time.monotonic() > until:
-                raise GivenUpError(f"{what} did not come within {GIVE_UP_SECONDS:g} s")
+            if refused is not None:
+                raise refused
+            if over or time.monotonic() > until:
+                limit = "before the next one was due" if over else f"within {GIVE_UP_SECONDS:g} s"
+                raise GivenUpError(f"{what} did not come {limit}")
             self.given_up.wait(pause)
             pause = min(POLL_MOST, pause * 1.5)
-        self.waiting = False
-        return result
+
+
+def _look(found: Callable[[], Any]) -> tuple[Any, GivenUpError | None]:
+    """What is there, or why it will not come; neither: it may come yet."""
+    try:
+        return found(), None
+    except GivenUpError as error:
+        return None, error
