@@ -66,7 +66,7 @@ def test_a_machine_that_nobody_had_heard_of_is_started_again() -> None:
 
 def test_a_move_whose_replica_pauses_ends() -> None:
     """Who is asked to move may be in a replica that another machine's loss makes pause: that is told."""
-    outcome = simulate(draw(22195, on_exhausted="shrink"))
+    outcome = simulate(draw(23518, on_exhausted="shrink"))
     assert not whole(outcome), whole(outcome)
     (refused,) = [one.event for one in outcome.log if isinstance(one.event, say.MoveRefused)]
     assert (refused.machine, refused.reason) == (

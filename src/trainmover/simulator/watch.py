@@ -123,6 +123,7 @@ class Watch:
         self._lives: dict[str, str] = {}
         self._assigned: dict[str, tuple[Life, bool]] = {}
         self._served: dict[str, Life] = {}
+        self._vacated: set[str] = set()
         self._holders: dict[tuple[int, int], Life] = {}
         self._repairs: set[str] = set()
         self._losses: dict[str, Life] = {}
@@ -258,6 +259,8 @@ class Watch:
         self.layout = event.machines
         self.members = {name: self._lives.get(name, "") for name in event.machines if name}
         self._close(event.incidents)
+        if event.kind == "shrink":
+            self._vacated.update(event.incidents)
         # A new epoch has new links: no repair of an older one is open.
         self._close(self._repairs)
         self._repairs.clear()
@@ -278,6 +281,7 @@ class Watch:
             self._generation = event.generation
             self._close(list(self.incidents))
             self._assigned.clear()
+            self._vacated.clear()
             self._lives.clear()
             self.members.clear()
         if event.generation == self._generation:
@@ -295,8 +299,8 @@ class Watch:
 
     def _was_assigned(self, event: say.StandbyAssigned) -> None:
         life = (event.joiner, event.joiner_incarnation)
-        if event.generation < self._generation:
-            return
+        if event.generation < self._generation or (event.kind != "grow" and event.incident in self._vacated):
+            return  # void: whoever assigned it had not heard that the seat was vacated
         if any(back and other in self._gone for other, back in self._assigned.values()):
             # A replica comes back whole or not at all: with one of its joiners lost the others are free.
             self._assigned = {i: item for i, item in self._assigned.items() if not item[1]}
