@@ -139,11 +139,17 @@ def sound(world: Any) -> None:
 
 
 def ended(world: Any) -> None:
-    """The job completed, or it is held because a state is nowhere any more."""
-    if not world.all(say.JobCompleted):
-        assert "the state of rank" in world.all(say.JobHeld)[-1].reason, world.story(
-            say.StandbyAssigned, say.PlanReady, say.SwitchCommitted, say.JobHeld, say.MachineLaunch
-        )
+    """The job completed, or it is held: a state is nowhere any more, or too few are left to begin again."""
+    if world.all(say.JobCompleted):
+        return
+    reason = world.all(say.JobHeld)[-1].reason
+    here = {one.machine for one in world.all(say.MachineJoined)}
+    here -= {one.machine for one in world.all(say.MachineFailed)}
+    seats = {one.position for one in world.all(say.MachineLaunch)}
+    too_few = "too few machines are left to start again" in reason and len(here) < len(seats)
+    assert too_few or "the state of rank" in reason, world.story(
+        say.StandbyAssigned, say.PlanReady, say.SwitchCommitted, say.JobHeld, say.MachineLaunch
+    )
     assert not world.all(say.JobFailed)
     sound(world)
     result = replay(world.log)

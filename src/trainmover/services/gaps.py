@@ -41,6 +41,7 @@ GAPS: Table[Gap] = {
         "state lost": Gap.HELD,
         "spare parked": Gap.ASSIGNED,
         "replica pauses": Gap.HELD,
+        "not recorded": Gap.HELD,
     },
     Gap.ASSIGNED: {
         "moot": Gap.CLOSED,
@@ -70,6 +71,8 @@ class Incident:
     """That was waited for long enough."""
     told_lost: bool = False
     """It was said that its state is on no machine any more."""
+    told_uncovered: bool = False
+    """It was said that no spare can be warm in its role."""
     exhausted: bool = False
     """It was said that no spare can take the seat, so that its replica pauses."""
 

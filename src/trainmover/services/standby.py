@@ -222,6 +222,11 @@ class StandbyCore(Decider):
                 "no spare": lambda: not self._book.is_move(gap) and not self._on_the_way(gap),
                 "seat taken": lambda: gap.joiner is not None and roster.is_member(*gap.joiner),
                 "joiner lost": lambda: gap.joiner in roster.gone,
+                # Heard after the job was held for want of a spare: now no spare would do.
+                "not recorded": lambda: (
+                    not (gap.told_uncovered or gap.told_lost or gap.exhausted)
+                    and bool(why_uncovered(roster, self._warming, gap.seat))
+                ),
             },
         )
         if trigger is None:
@@ -233,7 +238,7 @@ class StandbyCore(Decider):
         match trigger:
             case "spare parked":
                 assert choice is not None, "an assignment has a spare"
-                gap.exhausted = gap.told_lost = False
+                gap.exhausted = gap.told_lost = gap.told_uncovered = False
                 self._assign(gap, choice)
             case "refused":
                 self._refuse(gap)
@@ -248,9 +253,10 @@ class StandbyCore(Decider):
                     ),
                     gap.id,
                 )
-            case "no spare" | "state lost":
+            case "no spare" | "state lost" | "not recorded":
                 gap.joiner = None
                 gap.told_lost = lost
+                gap.told_uncovered = bool(why_uncovered(roster, self._warming, gap.seat))
                 self._hold(gap)
             case "joiner lost":
                 gap.joiner = None
