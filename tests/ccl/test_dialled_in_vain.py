@@ -5,9 +5,7 @@ The kernel really drops what is sent to a door: a socket filter does it, without
 
 from __future__ import annotations
 
-import ctypes
 import socket
-import struct
 import time
 
 import pytest
@@ -15,12 +13,12 @@ import torch
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.test_pairs import receive, send
-from tests.ccl.worlds import GROUP, Member, done_within, wait_until
+from tests.ccl.worlds import GROUP, Member, done_within, drop_all, wait_until
 from trainmover.ccl import connectors, table, unreached
 from trainmover.ccl.plan import Peer, Plan
 from trainmover.topology.links import Link
 
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+SO_DETACH_FILTER = 27
 Told = list[tuple[int, int, bool]]
 
 
@@ -36,9 +34,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def shut(member: Member) -> socket.socket:
     """Drop every packet that comes to a rank's door."""
     door = member.table._connectors._listener
-    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # "return 0"
-    program = struct.pack("HL", 1, ctypes.addressof(nothing))
-    door.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+    drop_all(door)
     return door
 
 

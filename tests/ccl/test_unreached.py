@@ -5,19 +5,16 @@ The kernel really drops what arrives: a socket filter does it, on one connection
 
 from __future__ import annotations
 
-import ctypes
 import socket
-import struct
 import time
 
 import pytest
 import torch
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import World, done_within, wait_until
+from tests.ccl.worlds import World, done_within, drop_all, wait_until
 from trainmover.ccl import reach
 
-SO_ATTACH_FILTER = 26
 NOTICED = 8.0
 """Seconds; the limits are made short here."""
 
@@ -34,12 +31,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part(world: World, one: int, other: int) -> None:
     """Drop every packet between two ranks, in both directions."""
-    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # "return 0"
-    program = struct.pack("HL", 1, ctypes.addressof(nothing))
     for rank, peer in ((one, other), (other, one)):
         sock = world[rank].connection(peer).sock
         assert isinstance(sock, socket.socket)
-        sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+        drop_all(sock)
 
 
 def blamed(world: World) -> set[tuple[int, int | None]]:
