@@ -13,6 +13,7 @@ import nats
 import pytest
 
 from tests.events.examples import JOB, envelope, example
+from tests.waiting import until
 from trainmover.access.permissions import accounts, permissions, subject_of
 from trainmover.access.roles import ROLES
 from trainmover.errors import BusError
@@ -116,7 +117,7 @@ async def test_the_server_lets_each_role_say_what_is_its_to_say(server: NatsServ
         await client.flush()
         refused = sum(model not in role.says for model in subjects)
         with contextlib.suppress(AssertionError):
-            await until(lambda refused=refused, denied=denied: len(denied) >= refused, 3.0)
+            await until(lambda refused=refused, denied=denied: len(denied) >= refused)
         await client.close()
         assert len(denied) == refused, role.name
     await watcher.flush()
@@ -204,10 +205,3 @@ async def test_health_finds_out_that_a_machine_is_there_or_not(connect: Connect)
     await until(lambda: health.connected_for > 2.0)
     assert await health.probe("m1", 3.0) == "absent"
     await everything.close()
-
-
-async def until(condition: Callable[[], bool], limit: float = 10.0) -> None:
-    deadline = asyncio.get_running_loop().time() + limit
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.01)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.ccl.worlds import World, wait_until
+from tests.ccl.worlds import World
+from tests.waiting import wait_until
 
 MakeWorld = Callable[..., World]
 

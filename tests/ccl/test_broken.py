@@ -11,19 +11,8 @@ import pytest
 import torch
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import (
-    GROUP,
-    LIMIT,
-    PROMPT,
-    Member,
-    World,
-    by_hand,
-    done_within,
-    hear,
-    say,
-    sum_call,
-    wait_until,
-)
+from tests.ccl.worlds import GROUP, LIMIT, PROMPT, Member, World, by_hand, done_within, hear, say, sum_call
+from tests.waiting import wait_until
 from trainmover.ccl import frames, walks
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.engine import EpochBroken

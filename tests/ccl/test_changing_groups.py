@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import GROUP, LIMIT, World, wait_until
+from tests.ccl.worlds import GROUP, LIMIT, World
+from tests.waiting import wait_until
 from trainmover.ccl.table import Plan
 from trainmover.errors import LinkError
 from trainmover.topology import Layout

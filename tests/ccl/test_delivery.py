@@ -7,7 +7,8 @@ import threading
 import torch
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import LIMIT, Member, done_within, wait_until
+from tests.ccl.worlds import LIMIT, Member, done_within
+from tests.waiting import wait_until
 
 
 def nested(member: Member, depth: int) -> torch.futures.Future[torch.Tensor]:

@@ -15,7 +15,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.ccl.worlds import GROUP, Member, World, sum_call, wait_until
+from tests.ccl.worlds import GROUP, Member, World, sum_call
+from tests.waiting import wait_until
 from trainmover.ccl.connection import Connection
 from trainmover.topology import Groups, Layout, delta, links_of
 from trainmover.topology.links import Link, links_at, seated

@@ -21,7 +21,8 @@ import pytest
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.operations import HEARER, OPERATIONS, SOURCE, Operation
-from tests.ccl.worlds import GROUP, JOB, PROMPT, World, wait_until
+from tests.ccl.worlds import GROUP, JOB, PROMPT, World
+from tests.waiting import wait_until
 from trainmover.ccl import frames
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.handshake import Hello, dial

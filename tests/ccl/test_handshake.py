@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import GROUP, JOB, SECRET, wait_until
+from tests.ccl.worlds import GROUP, JOB, SECRET
+from tests.waiting import wait_until
 from trainmover.ccl.handshake import MAX_MESSAGE, Hello, accept, dial
 from trainmover.errors import LinkError
 from trainmover.topology.links import Link

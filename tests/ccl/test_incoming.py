@@ -15,7 +15,8 @@ import torch
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.test_pairs import arrived, number, receive, send
-from tests.ccl.worlds import PROMPT, Member, Wire, by_hand, done_within, wait_until
+from tests.ccl.worlds import PROMPT, Member, Wire, by_hand, done_within
+from tests.waiting import wait_until
 from trainmover.ccl import frames, walks
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.incoming import STRAIGHT

@@ -20,7 +20,8 @@ import torch
 import trainmover.ccl
 from tests.ccl.conftest import MakeWorld, engines
 from tests.ccl.operations import OPERATIONS, Operation
-from tests.ccl.worlds import GROUP, LIMIT, World, done_within, wait_until
+from tests.ccl.worlds import GROUP, LIMIT, World, done_within
+from tests.waiting import wait_until
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.table import Plan, Slot
 from trainmover.ccl.transfer import Transfer

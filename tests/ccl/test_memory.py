@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from tests.ccl.worlds import wait_until
+from tests.waiting import wait_until
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.memory import Lane, Memory
 from trainmover.errors import LinkError

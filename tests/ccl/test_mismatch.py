@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.operations import OPERATIONS, Operation, options
-from tests.ccl.worlds import GROUP, PROMPT, Member, wait_until
+from tests.ccl.worlds import GROUP, PROMPT, Member
+from tests.waiting import wait_until
 from trainmover.ccl.group import TrainMoverGroup
 from trainmover.ccl.rollcall import KEPT, RollCall
 from trainmover.ccl.tags import Mismatch

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import GROUP, LIMIT, Member, World, done_within, wait_until
+from tests.ccl.worlds import GROUP, LIMIT, Member, World, done_within
+from tests.waiting import wait_until
 from trainmover.ccl import algorithms
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.engine import Steps

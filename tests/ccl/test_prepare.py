@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import GROUP, LIMIT, PROMPT, World, done_within, sum_call, wait_until
+from tests.ccl.worlds import GROUP, LIMIT, PROMPT, World, done_within, sum_call
+from tests.waiting import wait_until
 from trainmover.ccl.connection import Connection
 from trainmover.ccl.engine import EpochBroken
 from trainmover.ccl.table import Peer, new_life

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import GROUP, JOB, SECRET, wait_until
+from tests.ccl.worlds import GROUP, JOB, SECRET
+from tests.waiting import wait_until
 from trainmover.access.certificates import make_certificates
 from trainmover.ccl import frames
 from trainmover.ccl.handshake import Hello, accept, dial

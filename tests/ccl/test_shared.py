@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.operations import OPERATIONS, Operation
 from tests.ccl.test_faults_in_flight import BREAKING, SIZE, Fault, run, strike_until_prompt
-from tests.ccl.worlds import GROUP, World, add, done_within, wait_until
+from tests.ccl.worlds import GROUP, World, add, done_within
+from tests.waiting import wait_until
 from trainmover.ccl import algorithms, shared, sizes, walks
 from trainmover.ccl.communicator import Call
 from trainmover.ccl.engine import Steps

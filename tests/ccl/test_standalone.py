@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.ccl.worlds import wait_until
 from tests.forks import forks
+from tests.waiting import wait_until
 from trainmover.ccl.backend import ROAD, road
 from trainmover.ccl.standalone import HOST, IDENTITY, listening_host, machine_identity, store_host
 from trainmover.errors import ConfigError, LinkError

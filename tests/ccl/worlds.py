@@ -10,7 +10,6 @@ import ctypes
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from tests.waiting import wait_until
 from trainmover.ccl import algorithms, sizes, walks
 from trainmover.ccl.communicator import Call, Communicator
 from trainmover.ccl.connection import Connection
@@ -34,7 +34,7 @@ T = TypeVar("T")
 JOB = "test-job"
 SECRET = b"a secret of thirty-two bytes...."
 GROUP = "g"
-LIMIT = 20.0
+LIMIT = 40.0
 PROMPT = 1.0
 """What the design promises: a broken epoch ends every call within a second."""
 
@@ -52,15 +52,6 @@ def drop_all(sock: socket.socket) -> None:
     nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # "return 0"
     program = struct.pack("HL", 1, ctypes.addressof(nothing))
     sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
-
-
-def wait_until(condition: Callable[[], bool], what: str, limit: float = LIMIT) -> None:
-    """Poll a condition until it holds; fail after ``limit`` seconds."""
-    until = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > until:
-            raise AssertionError(f"{what}: not within {limit:g} s")
-        time.sleep(0.002)
 
 
 def small_pieces(patch: pytest.MonkeyPatch, **more: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from trainmover import clock
 from trainmover.chaos import disk, network
 from trainmover.chaos.ground import Ground
@@ -81,9 +82,7 @@ async def test_a_trouble_begins_where_a_rank_pauses(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         assert hands.done == []
         file.write(text[-10:])
-    until = time.monotonic() + 10.0
-    while not hands.done and time.monotonic() < until:  # noqa: ASYNC110 - a file, not an event
-        await asyncio.sleep(0.01)
+    await until(lambda: hands.done)
     watching.cancel()
     assert hands.done == [f"clock:m2 by +2 s 0 s after {pause}"]
 

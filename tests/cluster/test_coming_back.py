@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(420)]
 
 TINY = Path(__file__).parent / "scripts" / "tiny.py"
 STEPS, FINAL = 200, 100
-SLOW = f"slow:machine=0,step={FINAL},factor=5"
+SLOW = f"slow:machine=0,step={FINAL},factor=8"
 """On a busy computer a spare takes 20 s to be warm, as does a machine that is back: no job ends before."""
 networked = pytest.mark.skipif(bool(why := network.why_not()), reason=why or "possible")
 

@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +20,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import LIMIT, wait_until
 from trainmover.access.roles import ROLES
 from trainmover.events.log import read_log
 from trainmover.machine import registry
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 FAKE = Path(__file__).parents[1] / "machine" / "fake_rank.py"
 CLI = [sys.executable, "-m", "trainmover.cli"]
@@ -64,7 +64,7 @@ class Run:
                 command, env=self.env, stdout=out, stderr=subprocess.STDOUT, text=True, cwd=self.folder.parent
             )
 
-    def end(self, limit: float = 60.0) -> int:
+    def end(self, limit: float = LIMIT) -> int:
         assert self.process is not None
         code = self.process.wait(limit)
         self.output = (self.folder.parent / "output").read_text()
@@ -103,7 +103,9 @@ class Run:
 
     def say(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [*CLI, *arguments]
-        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(
+            command, env=self.env, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
 
     def spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -129,12 +131,12 @@ class Run:
                 continue
         return None
 
-    def until(self, condition: Callable[[], object], limit: float = 30.0) -> None:
-        deadline = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < deadline, self.told()
+    def until(self, condition: Callable[[], object], limit: float = LIMIT) -> None:
+        def found() -> object:
             assert self.process is None or self.process.poll() is None or self.process.returncode, self.told()
-            time.sleep(0.02)
+            return condition()
+
+        wait_until(found, self.told, limit)
 
     def step(self) -> int:
         """The last committed step that any rank wrote down."""
@@ -145,7 +147,7 @@ class Run:
         return max((int(match[1]) for match in steps if match), default=-1)
 
     def nothing_left(self) -> None:
-        self.until(lambda: not self.processes(), 10.0)
+        self.until(lambda: not self.processes())
         left = [path for path in self.temporary.rglob("*") if path.is_file() or path.is_socket()]
         assert left == []
 
@@ -158,7 +160,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     if run.process.poll() is None:
         run.process.kill()
         run.process.wait(10)
-    run.until(lambda: not run.processes(), 10.0)
+    run.until(lambda: not run.processes())
 
 
 def check(report: dict, incidents: list[tuple[str, str]]) -> None:
@@ -276,7 +278,7 @@ def test_nothing_outlives_a_killed_driver(run: Run) -> None:
     assert run.process is not None
     run.process.kill()
     run.process.wait(10)
-    run.until(lambda: not run.processes(), 10.0)
+    run.until(lambda: not run.processes())
 
 
 def test_a_script_that_raises_fails_the_job(run: Run) -> None:

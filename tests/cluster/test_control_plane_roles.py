@@ -13,7 +13,7 @@ from trainmover.events.log import read_log
 
 __all__ = ["run"]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 PIPELINE = {
     "machines": 6,

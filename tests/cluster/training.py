@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from tests.waiting import wait_until
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS = 40
 LIMIT = 200.0
@@ -57,11 +59,15 @@ class Running:
 
     def until(self, *words: str, limit: float = 60.0) -> None:
         """Wait until one printed line has all these words."""
-        deadline = time.monotonic() + limit
-        while not any(all(word in line for word in words) for line in self.told().splitlines()):
-            assert self.driver.poll() is None, f"the run ended without saying {words}:\n{self.told()}"
-            assert time.monotonic() < deadline, f"the run does not say {words}:\n{self.told()}"
-            time.sleep(0.005)
+
+        def said() -> bool:
+            told = self.told()
+            if any(all(word in line for word in words) for line in told.splitlines()):
+                return True
+            assert self.driver.poll() is None, f"the run ended without saying {words}:\n{told}"
+            return False
+
+        wait_until(said, lambda: f"the run says {words}:\n{self.told()}", limit)
 
     def kill(self, *words: str) -> None:
         """SIGKILL for the process below the driver whose command line has all these words."""

@@ -1,29 +1,21 @@
-"""Helpers of the bus tests: reading with a limit, waiting for a condition."""
+"""Helpers of the bus tests: reading with a limit, and what is said."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from tests.events.examples import JOB
 from trainmover.events.bus import Feed
 from trainmover.events.catalogue import Heartbeat
 from trainmover.events.envelope import Envelope
 
-LIMIT = 10.0
+LIMIT = 30.0
 
 
 async def take(feed: Feed, count: int, limit: float = LIMIT) -> list[str]:
     """Ids of the next envelopes of a feed."""
     async with asyncio.timeout(limit):
         return [(await anext(feed)).id for _ in range(count)]
-
-
-async def until(condition: Callable[[], object], limit: float = LIMIT) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(limit):
-        while not condition():  # noqa: ASYNC110  (conditions here are any expression)
-            await asyncio.sleep(0.005)
 
 
 def beat(number: int, machine: str = "m0") -> Envelope:

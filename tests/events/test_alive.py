@@ -6,6 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from tests.waiting import until
 from trainmover.events import alive
 from trainmover.events.alive import shown_alive
 from trainmover.events.memory_bus import MemoryBroker
@@ -36,10 +37,3 @@ async def test_without_the_variable_there_is_no_file(tmp_path: Path, monkeypatch
     async with shown_alive(MemoryBroker().connect("m0")):
         pass
     assert os.listdir(tmp_path) == []
-
-
-async def until(condition) -> None:
-    deadline = asyncio.get_running_loop().time() + 10.0
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.005)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.events.examples import JOB, left
-from tests.events.promises import beat, take, until
+from tests.events.promises import beat, take
+from tests.waiting import until
 from trainmover.errors import BusError
 from trainmover.events import Bus, MemoryBroker, NatsBus, NatsServer
 from trainmover.events.catalogue import JobFailed

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.events.examples import JOB, left
-from tests.events.promises import beat, take, until
+from tests.events.promises import beat, take
+from tests.waiting import until
 from trainmover.errors import BusError
 from trainmover.events import MemoryBroker
 from trainmover.events.envelope import Envelope

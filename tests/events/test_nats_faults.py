@@ -12,7 +12,8 @@ import msgpack
 import pytest
 
 from tests.events.examples import JOB, left
-from tests.events.promises import beat, take, until
+from tests.events.promises import beat, take
+from tests.waiting import until
 from trainmover.errors import BusError
 from trainmover.events import NatsBus, NatsServer, read_stream
 from trainmover.events import publisher as publisher_module
@@ -56,7 +57,7 @@ async def test_kill_9_in_mid_stream_loses_and_doubles_nothing(server, connect, o
         await asyncio.sleep(outage)
         server.start()
         restarted = time.monotonic()
-        await until(lambda sent=200 * (outages + 1): len(found) == sent, limit=5)
+        await until(lambda sent=200 * (outages + 1): len(found) == sent)
         # The feed goes on soon after the server is back.
         assert max(found.values()) - restarted < 1.5
     await writer.flush(10)
@@ -67,7 +68,10 @@ async def test_kill_9_in_mid_stream_loses_and_doubles_nothing(server, connect, o
 
 
 async def test_a_feed_fills_what_was_said_while_it_was_away(server, connect):
-    """What others wrote while one reader alone was cut off comes from the log."""
+    """What others wrote while one reader alone was cut off comes from the log, once each.
+
+    What is heard meanwhile waits for it only for a moment (HOLD_SECONDS), and may come first.
+    """
     writer, reader = await connect("writer"), await connect("reader")
     feed = await reader.feed(history=False)
     client = reader._connection.client
@@ -76,7 +80,7 @@ async def test_a_feed_fills_what_was_said_while_it_was_away(server, connect):
     for number in range(20):
         await writer.publish(left(number))
     await writer.flush(5)
-    assert await take(feed, 20) == [f"m0-{number}" for number in range(20)]
+    assert sorted(await take(feed, 20)) == sorted(f"m0-{number}" for number in range(20))
 
 
 async def test_flush_without_a_server_fails_in_time_and_keeps_everything(server, connect):
@@ -156,7 +160,7 @@ async def test_a_frozen_server_is_noticed(server, connect):
     feed = await bus.feed(history=False)
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        await until(lambda: bus.connected_for == 0, limit=6)
+        await until(lambda: bus.connected_for == 0)
         await bus.publish(left(1))
     finally:
         os.kill(server.pid, signal.SIGCONT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import stat
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.events.examples import JOB, left
+from tests.waiting import until
 from trainmover.chaos import disk
 from trainmover.errors import BusError, ConfigError
 from trainmover.events import NatsBus, NatsServer
@@ -146,10 +146,7 @@ async def test_a_full_disk_is_noticed_and_another_start_ends_it(tmp_path):
         with pytest.raises(BusError, match="not in the log"):
             await bus.flush(1)
         disk.empty(folder)
-        deadline = time.monotonic() + 20
-        while not server.cannot_write:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
+        await until(lambda: server.cannot_write)
         server.restart()
         await bus.flush(20)
         assert len(await (await bus.feed(history=True)).past(5)) == 200
@@ -208,10 +205,7 @@ async def test_a_server_that_began_with_little_room_is_noticed(tmp_path):
         assert not server.cannot_write
         for number in range(1, 200):
             await bus.publish(left(number))
-        deadline = time.monotonic() + 20
-        while not server.cannot_write:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
+        await until(lambda: server.cannot_write)
         server.restart()
         await bus.flush(20)
         await bus.close()

@@ -14,16 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.waiting import until
 from trainmover.machine.children import Child, Exit, may_come_forward
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
-
-
-async def until(condition, limit: float = 10.0) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.01)
 
 
 def start(command: list[str], **options) -> Child:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from trainmover.events import catalogue as say
 from trainmover.events.frames import Decoder, encode_frame
 from trainmover.machine.rank_socket import RankLine, RankSocket
@@ -37,13 +37,6 @@ async def ears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     yield ears
     await ears.socket.close()
     assert not os.path.exists(ears.socket.path)  # noqa: ASYNC240 - one look
-
-
-async def until(condition) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 async def test_events_go_both_ways_however_they_are_cut(ears: Ears) -> None:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from trainmover.chaos import disk
 from trainmover.events import NatsBus, NatsServer
 from trainmover.machine.hosts import Hosts, Place
 from trainmover.machine.programs import Programs
 from trainmover.machine.rundir import RunDir
 from trainmover.machine.supervisor import LocalRun, RunConfig
-
-
-async def until(condition: Callable[[], bool], limit: float = 20.0) -> None:
-    """Wait for a condition, with a limit."""
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come about in time"
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.skipif(bool(why := disk.why_not()), reason=why or "possible")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import types
 
 import pytest
 
+from tests.waiting import until
 from trainmover.machine.vitals import GpuVitals, ProcessVitals
 
 
@@ -63,11 +63,8 @@ async def test_gpu_figures_come_in_the_background(monkeypatch: pytest.MonkeyPatc
     """The first look asks, a later one has the figures; what a GPU cannot say is left out."""
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(works=True))
     gpus = GpuVitals()
-    deadline = time.monotonic() + 5
-    while not (figures := gpus.latest()):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-    assert figures == (
+    await until(gpus.latest)
+    assert gpus.latest() == (
         {
             "index": 0.0,
             "memory_used_bytes": 2.0,

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tests.ccl.conftest import MakeWorld, make_world, world
-from tests.ccl.worlds import LIMIT, Member, World, wait_until
+from tests.ccl.worlds import LIMIT, Member, World
+from tests.waiting import wait_until
 from trainmover.ccl.group import TrainMoverGroup
 from trainmover.ccl.plan import Peer, Plan
 from trainmover.sandbox.player import Player

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld, make_world, world
-from tests.ccl.worlds import GROUP, sum_call, wait_until
+from tests.ccl.worlds import GROUP, sum_call
+from tests.waiting import wait_until
 from trainmover.ccl.calls import Call, GroupInfo
 from trainmover.errors import JobError
 from trainmover.sandbox import recording

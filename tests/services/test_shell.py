@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from trainmover.errors import BusError
 from trainmover.events import MemoryBroker, MemoryBus
 from trainmover.events import catalogue as say
@@ -21,14 +22,6 @@ from trainmover.services import SERVICES, HealthCore, PlannerCore, Shell, replay
 from trainmover.services.core import Decider, SetTimer
 from trainmover.services.journal import feeding_order, journal_of
 from trainmover.services.leases import LeaseBook, LeaseDriver
-
-
-async def until(condition: Callable[[], bool], limit: float = 20.0) -> None:
-    """Wait for a condition, with a limit."""
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come about in time"
-        await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
@@ -126,7 +119,7 @@ async def test_killed_before_any_publish(kit: SimpleNamespace, name: str) -> Non
                 assert isinstance(task.exception(), BusError)
                 deaths += 1
                 continue
-            await until(partial(has_said, broker, name, expected), 10)
+            await until(partial(has_said, broker, name, expected))
             stop.set()
             await task
             break

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.ranks import Rank
 from tests.training.trainees import Trainee, undisturbed
+from tests.waiting import wait_until
 from trainmover.errors import JobError
 from trainmover.events.catalogue import (
     JobCompleted,

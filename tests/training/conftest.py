@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.ccl.conftest import engines
-from tests.ccl.worlds import wait_until
 from tests.training.clusters import Cluster
 from tests.training.meshes import MeshCluster
+from tests.waiting import wait_until
 
 MakeCluster = Callable[..., Cluster]
 MakeMesh = Callable[..., MeshCluster]

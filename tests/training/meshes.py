@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.clusters import Cluster
 from tests.training.ranks import Rank
 from tests.training.trainees import Trainee
+from tests.waiting import wait_until
 from trainmover.ccl.communicator import Communicator
 from trainmover.ccl.group import TrainMoverGroup
 from trainmover.events.catalogue import (

@@ -12,8 +12,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.trainees import StandIn
+from tests.waiting import wait_until
 from trainmover.ccl.engine import Steps
 from trainmover.ccl.tags import tag_of
 from trainmover.ccl.transfer import Transfer

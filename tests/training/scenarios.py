@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.clusters import Cluster, at
 from tests.training.ranks import Rank
+from tests.waiting import wait_until
 from trainmover.events.catalogue import SwitchAdopted
 
 

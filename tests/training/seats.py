@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from tests.ccl.conftest import engines
-from tests.ccl.worlds import wait_until
+from tests.waiting import wait_until
 from trainmover.ccl import backend
 from trainmover.ccl.communicator import Call, Communicator, GroupInfo
 from trainmover.ccl.engine import Engine

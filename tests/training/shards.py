@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.ccl.worlds import LIMIT, sum_call, wait_until
+from tests.ccl.worlds import LIMIT, sum_call
 from tests.training.clusters import Cluster
 from tests.training.ranks import Rank
 from tests.training.trainees import GROUP, Data, Trainee
+from tests.waiting import wait_until
 from trainmover.ccl.communicator import Communicator
 from trainmover.events.catalogue import (
     GroupRow,

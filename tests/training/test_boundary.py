@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.clusters import at, released
 from tests.training.conftest import MakeCluster
+from tests.waiting import wait_until
 from trainmover.errors import JobError
 from trainmover.events.catalogue import LinkBroken, TrainingResumed, TrainingStarted
 from trainmover.training.handover import Handover

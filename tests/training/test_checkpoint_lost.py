@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ccl.worlds import wait_until
 from tests.training.checkpoints import Solo, everybody
+from tests.waiting import wait_until
 from trainmover.training.checkpoint import Checkpointer
 from trainmover.training.shelf import Shelf
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.clusters import Cluster, at, released
 from tests.training.ranks import Rank
 from tests.training.scenarios import move, start_up_to
 from tests.training.sharing import SharingCluster
 from tests.training.trainees import Trainee, undisturbed
+from tests.waiting import wait_until
 from trainmover.events.catalogue import CheckpointFailed, CheckpointSaved, RankFinished
 from trainmover.training.restore import load
 from trainmover.training.shelf import Shelf

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.ccl.worlds import LIMIT, sum_call, wait_until
+from tests.ccl.worlds import LIMIT, sum_call
 from tests.training.clusters import Cluster
 from tests.training.conftest import MakeCluster
 from tests.training.ranks import Rank
+from tests.waiting import wait_until
 from trainmover.training.job import Step
 
 EXTRA = "extra"

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.clusters import at
 from tests.training.conftest import making, place
 from tests.training.ranks import Rank
 from tests.training.scenarios import lose, lose_another, move, start_up_to, strike
 from tests.training.shards import FIRST, ShardCluster, Sharded
+from tests.waiting import wait_until
 from trainmover.errors import JobError
 from trainmover.faults import STEP_POINTS, SWITCH_POINTS
 from trainmover.training.job import Step

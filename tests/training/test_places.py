@@ -10,11 +10,12 @@ import threading
 
 import pytest
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.clusters import at
 from tests.training.conftest import MakeMesh
 from tests.training.meshes import TENSOR, MeshCluster, groups_of
 from tests.training.ranks import Rank
+from tests.waiting import wait_until
 from trainmover.events.catalogue import RankDescribed, RecordingReady
 from trainmover.sandbox.recording import Recording
 from trainmover.training.places import ranks_of

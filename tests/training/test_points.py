@@ -12,11 +12,12 @@ from functools import partial
 
 import pytest
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.clusters import Cluster, at
 from tests.training.conftest import MakeCluster
 from tests.training.ranks import Rank
 from tests.training.scenarios import end_switch, has_adopted, lose, lose_another, move, start_up_to
+from tests.waiting import wait_until
 from trainmover.faults import STEP_POINTS, SWITCH_POINTS
 
 STEPS = 6

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.conftest import MakeMesh
 from tests.training.meshes import MeshCluster
 from tests.training.test_places import STEPS, expected, held, lost
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.ccl.worlds import LIMIT, wait_until
+from tests.ccl.worlds import LIMIT
 from tests.training.clusters import at, released
 from tests.training.ranks import Rank
 from tests.training.sharing import SharingCluster, SharingMesh, committed_shares
 from tests.training.trainees import undisturbed
+from tests.waiting import wait_until
 from trainmover.events.catalogue import RankDescribed, RankFinished, SwitchAdopted, SwitchPrepared
 from trainmover.training.agreement import Sum
 
