@@ -23,9 +23,9 @@ FOREVER: Final = 0.0
 def part(cluster: Cluster, one: str, other: str, seconds: float) -> str:
     """Two machines do not reach each other for so long."""
     pair, training = frozenset({one, other}), cluster.training
-    training.parted.add(pair)
+    training.reach.parted.add(pair)
     if seconds:
-        cluster.later(seconds, training.parted.discard, pair)
+        cluster.later(seconds, training.reach.parted.discard, pair)
     return f"{one} and {other} do not reach each other"
 
 
@@ -100,7 +100,7 @@ def test_beside_a_move_only_the_joiner_goes() -> None:
     """Training goes on all the time: no step waits for the network."""
 
     def move(cluster: Cluster, _: say.Event) -> str:
-        cluster.training.parted |= {frozenset({"m0", "m4"})}
+        cluster.training.reach.parted |= {frozenset({"m0", "m4"})}
         cluster.operator(say.MoveRequested(machine="m1", to="m4"))
         return "m0 does not reach m4, to which m1 is to move"
 

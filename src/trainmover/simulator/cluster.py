@@ -53,7 +53,7 @@ class Cluster:
         self.training.on_step = self._guarded(self.watch.stepped)
         self.training.mirrors.on_taken = self._guarded(self.watch.taken)
         self.machines: dict[str, SimulatedMachine] = {}
-        self.training.machines = self.machines
+        self.training.reach.machines = self.machines
         self.hosts = hosts(self.loop, self.exchange, self, cores)
         self.faults = Faults(self)
         self._chance = setup.random("cluster")
@@ -121,7 +121,7 @@ class Cluster:
             return
         # One that did not reach others comes back when it does, or when they have gone.
         there = [other for other in machine.unreached if self.machines[other].alive]
-        if all(self.training.reach(name, other) for other in there):
+        if all(self.training.reach.between(name, other) for other in there):
             self.join(name)
         else:
             self.later(2.0, self._join_again, name)
@@ -197,7 +197,7 @@ class Cluster:
 
     def _mend(self) -> None:
         """An operator looks after the network, as the job asks for it."""
-        self.training.parted.clear()
+        self.training.reach.parted.clear()
         self.training.look_again()
 
     def _supply(self) -> None:

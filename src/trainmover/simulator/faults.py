@@ -254,15 +254,15 @@ class Faults:
     def _part(self, one: str, other: str) -> str:
         """Two machines do not reach each other, for a while or for good; everybody else reaches both."""
         pair, chance, training = frozenset({one, other}), self._part_chance, self._cluster.training
-        if pair in training.parted:
+        if pair in training.reach.parted:
             return ""
-        training.parted.add(pair)
+        training.reach.parted.add(pair)
         seconds = chance.choice([3.0, 16.0, 34.0, 36.0, 80.0, 0.0]) * chance.uniform(0.7, 1.3)
         if not seconds:
             return f"{one} and {other} do not reach each other any more"
 
         def heal() -> None:
-            training.parted.discard(pair)
+            training.reach.parted.discard(pair)
             training.look_again()
 
         self._undo(seconds, f"{one} and {other} reach each other again", heal)

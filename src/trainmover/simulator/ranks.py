@@ -111,6 +111,10 @@ class SimulatedRank:
         """This machine has a seat in that layout (it does not leave)."""
         return self.machine.name in order.machines
 
+    def place_in(self, order: say.SwitchPrepare) -> int:
+        """Its global rank in that layout."""
+        return order.machines.index(self.machine.name) * order.ranks_per_machine + self.slot
+
     def best(self) -> say.SwitchPrepare | None:
         """The highest later epoch that it is prepared for, if it has a place there."""
         ready = [epoch for epoch in self.ready if epoch > self.epoch and epoch not in self.aborted]

@@ -1,8 +1,8 @@
 """Training: what ranks do together, at the grain of whole steps.
 
-What lives here: preparing, meeting, stepping, voting and breaking, as the protocol in
+What lives here: meeting, stepping, voting and breaking, as the protocol in
 ``training.session`` and ``training.boundary`` has it, without tensors.  What never lives here: what
-one rank knows (``ranks``), decisions of the services.
+one rank knows (``ranks``), how it prepares (``preparing``), decisions of the services.
 
 An *assembly* is all ranks of one epoch.  It meets once everybody has entered, then steps for as long
 as all of them run and reach each other; when one is gone it breaks, and whoever is left waits for
@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from trainmover.events import catalogue as say
 from trainmover.simulator.assembly import Assembly
 from trainmover.simulator.clock import VirtualLoop
 from trainmover.simulator.describing import WARMUP_STEPS, Describing
 from trainmover.simulator.mirrors import Mirrors
+from trainmover.simulator.preparing import Preparing
 from trainmover.simulator.ranks import Doing, SimulatedRank
+from trainmover.simulator.reach import Reach
 from trainmover.simulator.setup import Setup
-
-if TYPE_CHECKING:
-    from trainmover.simulator.machines import SimulatedMachine
 
 ASK_SECONDS = 5.0
 REMIND_SECONDS = 10.0
@@ -36,9 +34,6 @@ LOOK_SECONDS = 0.25
 
 LOST_SECONDS = 12.0
 """A connection on which nothing is acknowledged is given up after this; see ``ccl.reach``."""
-
-DIAL_SECONDS = 20.0
-"""A link that is dialled in vain for so long is told of; see ``ccl.unreached``."""
 
 WITNESSES = 4
 """Ranks that tell of a lost peer; the others were told by them."""
@@ -49,9 +44,8 @@ class Training:
 
     Attributes:
         total: steps that the job has.
-        machines: latest life under each name.
-        parted: pairs of machines that do not reach each other, though everybody else reaches both.
         steps: most steps that any rank has committed.
+        reach: who reaches whom.
         on_enter: told of every rank that enters an epoch.
         on_step: told of every assembly that commits a step.
     """
@@ -69,10 +63,8 @@ class Training:
         self._pids = itertools.count(100)
         self._assemblies: dict[int, Assembly] = {}
         self._waiting: dict[SimulatedRank, None] = {}
-        self._preparing: dict[tuple[SimulatedRank, int], float] = {}
-        self._unreached: dict[tuple[SimulatedRank, int], set[str]] = {}
-        self.parted: set[frozenset[str]] = set()
-        self.machines: dict[str, SimulatedMachine] = {}
+        self.reach = Reach()
+        self._preparing = Preparing(loop, self._chance, self.reach, self._prepared)
         loop.later(LOOK_SECONDS, self._look)
 
     def next_pid(self) -> int:
@@ -85,12 +77,11 @@ class Training:
         """A machine has handed an event to one of its ranks."""
         match event:
             case say.SwitchPrepare():
-                self._ordered(rank, event)
+                self._preparing.ordered(rank, event)
             case say.SwitchAborted():
                 rank.aborted.add(event.epoch)
                 rank.ready.discard(event.epoch)
-                self._preparing.pop((rank, event.epoch), None)
-                self._unreached.pop((rank, event.epoch), None)
+                self._preparing.forget(rank, event.epoch)
                 if rank.epoch == event.epoch and rank.assembly is not None:
                     self._break(rank.assembly, ())
             case say.MachineFailed():
@@ -102,112 +93,6 @@ class Training:
                 self.describing.decide_recording(rank)
             case _:
                 pass
-
-    def _ordered(self, rank: SimulatedRank, order: say.SwitchPrepare) -> None:
-        epoch = order.epoch
-        if order.generation != rank.generation or epoch <= rank.epoch:
-            return
-        if epoch in rank.orders or epoch in rank.aborted:
-            return
-        if not rank.has_place(order):
-            rank.orders[epoch] = order
-            rank.ready.add(epoch)
-            return
-        place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
-        if rank.history and rank.place >= 0 and place != rank.place:
-            return
-        rank.orders[epoch] = order
-        self._preparing[rank, epoch] = self._loop.now
-        rank.machine.later(self._chance.uniform(0.005, 0.05), self._prepare, rank, epoch)
-
-    def _prepare(self, rank: SimulatedRank, epoch: int) -> None:
-        """Its links to the neighbours are there, once those listen to the same order."""
-        order = rank.orders.get(epoch)
-        if order is None or (rank, epoch) not in self._preparing or rank.over or rank.stopped:
-            return
-        self._dial(rank, order)
-        if not all(self._answers(rank, name, order) for name in self._neighbours(rank, order)):
-            return
-        del self._preparing[rank, epoch]
-        rank.ready.add(epoch)
-        place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
-        rank.tell(
-            say.SwitchPrepared(
-                epoch=epoch,
-                rank=place,
-                machine=rank.machine.name,
-                seconds=0.01,
-                links_made=1,
-                links_kept=1,
-            )
-        )
-        if rank.doing is Doing.WAITING:
-            self._enter_best(rank)
-
-    def _neighbours(self, rank: SimulatedRank, order: say.SwitchPrepare) -> Iterable[str]:
-        taken = [machine for machine in order.machines if machine]
-        seat, count = taken.index(rank.machine.name), len(taken)
-        near = {taken[(seat + step) % count] for step in (-1, 1)}
-        return sorted((near | set(order.joiners)) - {rank.machine.name})
-
-    def _answers(self, rank: SimulatedRank, name: str, order: say.SwitchPrepare) -> bool:
-        return self.reach(rank.machine.name, name) and self._listens(name, order)
-
-    def reach(self, one: str, other: str) -> bool:
-        """Packets get from one machine to the other, and back."""
-        apart = any(name in self.machines and self.machines[name].apart for name in (one, other))
-        return not apart and frozenset({one, other}) not in self.parted
-
-    def _dial(self, rank: SimulatedRank, order: say.SwitchPrepare) -> None:
-        """Whom it dials in vain it says after a while; and when that one answers after all."""
-        told = self._unreached.setdefault((rank, order.epoch), set())
-        late = self._loop.now - self._preparing[rank, order.epoch] > DIAL_SECONDS
-        for name in self._neighbours(rank, order):
-            seat = order.machines.index(name)
-            place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
-            silent = self._silent(rank, name)
-            if place > seat * order.ranks_per_machine or silent == (name in told):
-                continue
-            if silent and late:
-                told.add(name)
-                rank.tell(
-                    say.LinkUnreached(
-                        epoch=order.epoch,
-                        rank=place,
-                        machine=rank.machine.name,
-                        peer=seat * order.ranks_per_machine,
-                        peer_machine=name,
-                        seconds=DIAL_SECONDS,
-                        reason="timed out",
-                    )
-                )
-            elif not silent:
-                told.discard(name)
-                rank.tell(
-                    say.LinkReached(
-                        epoch=order.epoch,
-                        rank=place,
-                        machine=rank.machine.name,
-                        peer=seat * order.ranks_per_machine,
-                        peer_machine=name,
-                    )
-                )
-
-    def _silent(self, rank: SimulatedRank, name: str) -> bool:
-        """Nothing answers at that machine's address: a frozen one's kernel does."""
-        machine = self.machines.get(name)
-        return machine is None or not machine.alive or not self.reach(rank.machine.name, name)
-
-    def _listens(self, name: str, order: say.SwitchPrepare) -> bool:
-        """A machine's ranks answer those who make links for this order."""
-        return any(
-            order.epoch in rank.orders and rank.runs and not rank.machine.apart
-            for rank in self._ranks_of(name)
-        )
-
-    def _ranks_of(self, name: str) -> Iterable[SimulatedRank]:
-        machine = self.machines.get(name)
-        return machine.ranks.all if machine is not None else ()
 
     # -- entering epochs -----------------------------------------------------------------------------
 
@@ -231,6 +116,10 @@ class Training:
         if order is not None and not leaves and not rank.stopped:
             self._tell_lost(rank, order, rank.machine.name, rank.place, "waits at the boundary")
 
+    def _prepared(self, rank: SimulatedRank) -> None:
+        if rank.doing is Doing.WAITING:
+            self._enter_best(rank)
+
     def _enter_best(self, rank: SimulatedRank) -> None:
         order = rank.best()
         if order is not None and rank.runs:
@@ -238,7 +127,7 @@ class Training:
 
     def _enter(self, rank: SimulatedRank, order: say.SwitchPrepare) -> None:
         self._waiting.pop(rank, None)
-        rank.place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
+        rank.place = rank.place_in(order)
         before, rank.epoch, rank.doing = rank.epoch, order.epoch, Doing.MEETING
         rank.orders = {e: o for e, o in rank.orders.items() if e >= order.epoch}
         rank.ready = {e for e in rank.ready if e > order.epoch}
@@ -256,13 +145,15 @@ class Training:
 
     def _runs(self, assembly: Assembly) -> bool:
         """Everybody is there, runs, and reaches those with whom there are links."""
-        return assembly.runs and not (self.parted and self._parted_in(assembly))
+        return assembly.runs and not (self.reach.parted and self._parted_in(assembly))
 
     def _parted_in(self, assembly: Assembly) -> list[frozenset[str]]:
         """Neighbours in an assembly that do not reach each other."""
         taken = [name for name in assembly.order.machines if name]
         pairs = {frozenset({name, taken[place - 1]}) for place, name in enumerate(taken)}
-        return sorted((pair for pair in pairs if len(pair) == 2 and not self.reach(*pair)), key=sorted)
+        return sorted(
+            (pair for pair in pairs if len(pair) == 2 and not self.reach.between(*pair)), key=sorted
+        )
 
     def _give_up_links(self) -> None:
         """Connections on which nothing is acknowledged break, and both ends say so."""
@@ -405,10 +296,10 @@ class Training:
             if not whole.over and rank.machine.name in whole.order.machines:
                 self._break(whole, self._near(rank, whole), rank)
         # Those who were about to have links with it tell, too: of the epoch that they prepare.
-        for other, epoch in list(self._preparing):
+        for other, epoch in self._preparing.under_way:
             order = other.orders.get(epoch)
             if order is not None and rank.machine.name in order.machines and other.runs:
-                place = order.machines.index(rank.machine.name) * order.ranks_per_machine + rank.slot
+                place = rank.place_in(order)
                 if other.machine is not rank.machine and self._chance.random() < 0.5:
                     self._tell_lost(other, order, rank.machine.name, place, "connection lost")
 
@@ -417,7 +308,7 @@ class Training:
         slots, size = assembly.order.ranks_per_machine, assembly.size
         if rank.machine.name not in assembly.order.machines:
             return []
-        place = assembly.order.machines.index(rank.machine.name) * slots + rank.slot
+        place = rank.place_in(assembly.order)
         places = [(place + step) % size for step in (-slots, slots, -1, 1, size // 2)]
         found = [assembly.ranks[near] for near in dict.fromkeys(places) if near in assembly.ranks]
         return [other for other in found if other.machine is not rank.machine][:WITNESSES]
@@ -436,9 +327,8 @@ class Training:
                 self.waits(rank)
         for witness in witnesses:
             if lost is not None and witness.runs:
-                name, order = lost.machine.name, assembly.order
-                place = order.machines.index(name) * order.ranks_per_machine + lost.slot
-                self._tell_lost(witness, order, name, place, "connection reset")
+                place = lost.place_in(assembly.order)
+                self._tell_lost(witness, assembly.order, lost.machine.name, place, "connection reset")
 
     def break_link(self, one: SimulatedRank, other: SimulatedRank) -> None:
         """A connection between two ranks breaks."""
@@ -473,12 +363,7 @@ class Training:
 
     def _look(self) -> None:
         self._loop.later(LOOK_SECONDS, self._look)
-        if self.parted or any(machine.apart for machine in self.machines.values()):
+        if not self.reach.whole:
             self._give_up_links()
-        for rank, epoch in list(self._preparing):
-            if rank.over:
-                self._preparing.pop((rank, epoch), None)
-                self._unreached.pop((rank, epoch), None)
-            elif rank.runs:
-                self._prepare(rank, epoch)
+        self._preparing.look_again()
         self.look_again()
