@@ -2,7 +2,7 @@
 
 What lives here: what each event on the bus means for this machine, and what this machine says.
 What never lives here: processes (``ranks``), what they are told (``relay``), the socket
-(``rank_socket``), figures (``vitals``).
+(``rank_socket``), sending (``outbox``), figures (``vitals``).
 
 The rules of the file:
 
@@ -31,14 +31,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from trainmover import clock
-from trainmover.errors import BusError
 from trainmover.events import catalogue as say
 from trainmover.events.bus import Bus
 from trainmover.events.envelope import Envelope
 from trainmover.machine import environment
 from trainmover.machine.children import Exit
 from trainmover.machine.lives import Ending, MachineConfig
+from trainmover.machine.outbox import Outbox
 from trainmover.machine.rank_socket import RankLine, RankSocket
 from trainmover.machine.ranks import Rank, Ranks
 from trainmover.machine.relay import Relay
@@ -51,8 +50,6 @@ LEAVE_PATIENCE: Final = 25.0
 """How long ranks that are released may still write their part of a checkpoint."""
 FINISH_PATIENCE: Final = 300.0
 """How long ranks may take to end by themselves once the job is completed."""
-GOODBYE_SECONDS: Final = 15.0
-"""How long a machine tries to get its last events into the log, which may stall (a disk that is full)."""
 
 __all__ = ["Agent", "Ending", "MachineConfig"]
 
@@ -80,8 +77,7 @@ class Agent:
         self._in = self._joined = False
         self._relay = Relay(config.name, self._ranks)
         self._warmups = WarmUps(self._ranks, self._relay, self._warm)
-        self._said = 0
-        self._outbox: asyncio.Queue[Envelope] = asyncio.Queue()
+        self._outbox = Outbox(bus, config.name, self.incarnation)
         self._stop = asyncio.Event()
         self._ending: Ending | None = None
         self._lost_a_rank = False
@@ -125,7 +121,7 @@ class Agent:
         Raises:
             BusError: the bus could not be reached at the start.
         """
-        sender = asyncio.ensure_future(self._send_outbox())
+        sender = asyncio.ensure_future(self._outbox.send())
         beats: asyncio.Future[None] | None = None
         ending: Ending = "stopped"
         try:
@@ -296,7 +292,7 @@ class Agent:
             return
         rank.note(event)
         if not isinstance(event, say.RankExited):
-            self._say(event, source=f"machine/{self.config.name}/{rank.slot}")
+            self._outbox.say(event, source=f"machine/{self.config.name}/{rank.slot}")
         if isinstance(event, say.RankStarted):
             self._relay.started(rank)
 
@@ -308,7 +304,7 @@ class Agent:
         again = self._warmups.again(rank)
         self._lost_a_rank |= not again
         log.warning("rank in slot %d ended: %s%s", rank.slot, ended, f"\n{error}" if error else "")
-        self._say(rank.exited(self.config.name, self.incarnation, ended, again=again))
+        self._outbox.say(rank.exited(self.config.name, self.incarnation, ended, again=again))
 
     # -- what this machine does
 
@@ -354,7 +350,7 @@ class Agent:
                 role=role,
             )
             log.error("%s", failed.error)
-            self._say(failed)
+            self._outbox.say(failed)
 
     def _seat(self) -> environment.Seat:
         return environment.Seat(
@@ -372,7 +368,7 @@ class Agent:
     def _described(self, event: say.Event) -> say.JobSubmitted | None:
         """The job's description; while it is not known, the event is kept until it is."""
         if self._job is None:
-            self._waiting.append(self._envelope(event))
+            self._waiting.append(self._outbox.envelope(event))
         return self._job
 
     def _is_me(self, event: Any) -> bool:
@@ -388,7 +384,7 @@ class Agent:
     def _join(self) -> None:
         self._in = True
         log.info("machine %s joins job %s (life %s)", self.config.name, self._bus.job, self.incarnation)
-        self._say(
+        self._outbox.say(
             say.MachineJoined(
                 machine=self.config.name,
                 incarnation=self.incarnation,
@@ -400,12 +396,10 @@ class Agent:
 
     async def _leave(self, ending: Ending, sender: asyncio.Future[None]) -> None:
         if self._in:
-            self._say(say.MachineLeft(machine=self.config.name, incarnation=self.incarnation, reason=ending))
-        try:
-            await asyncio.wait_for(self._outbox.join(), GOODBYE_SECONDS)
-            await self._bus.flush(GOODBYE_SECONDS)
-        except (BusError, TimeoutError) as error:
-            log.warning("left without the bus knowing all of it: %s", error)
+            self._outbox.say(
+                say.MachineLeft(machine=self.config.name, incarnation=self.incarnation, reason=ending)
+            )
+        await self._outbox.flush()
         sender.cancel()
         log.info("left: %s", ending)
 
@@ -424,32 +418,8 @@ class Agent:
                 rss_bytes=sum(reading.rss_bytes for reading in readings.values()),
                 gpus=gpus.latest(),
             )
-            self._say(beat)
+            self._outbox.say(beat)
             sequence += 1
             # After a pause (a frozen machine, a busy one) the beats that were missed stay missed.
             due = max(due + self.config.beat_seconds, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
-
-    def _say(self, event: say.Event, source: str | None = None) -> None:
-        self._outbox.put_nowait(self._envelope(event, source))
-
-    def _envelope(self, event: say.Event, source: str | None = None) -> Envelope:
-        self._said += 1
-        return Envelope(
-            id=f"{self.config.name}-{self.incarnation}-{self._said}",
-            source=source or f"machine/{self.config.name}",
-            time=clock.now(),
-            job=self._bus.job,
-            event=event,
-        )
-
-    async def _send_outbox(self) -> None:
-        """Publish in the order in which things were said; an event that cannot be sent stops no other."""
-        while True:
-            envelope = await self._outbox.get()
-            try:
-                await self._bus.publish(envelope)
-            except BusError as error:
-                log.error("could not say %s: %s", envelope, error)
-            finally:
-                self._outbox.task_done()
