@@ -124,6 +124,39 @@ def test_what_was_in_vain_is_forgotten_with_the_next_step(bench: Any, kit: Kit) 
     assert verdict(bench, kit, ("m1", "m4"), epoch=4) == ["machine.failed machine=m4"]
 
 
+def breaks(bench: Any, kit: Kit, epoch: int) -> list[str]:
+    """The link of m0 and m1 breaks in an epoch, everybody answers, and the grace is over."""
+    bench.hear(kit.broken("m0", "m1", epoch), kit.broken("m1", "m0", epoch))
+    bench.hear(kit.probed("m1", "alive"), kit.probed("m0", "alive"))
+    return kit.brief(bench.fire(f"grace:{epoch}"))
+
+
+def adopts(bench: Any, kit: Kit, epoch: int) -> None:
+    """The repaired epoch is entered."""
+    machines = ("m0", "m1", "m2", "m3")
+    bench.hear(kit.prepare(epoch, machines), kit.committed(epoch, machines, kind="repair"))
+
+
+def test_a_link_that_breaks_however_often_it_is_repaired(bench: Any, kit: Kit) -> None:
+    """The third epoch in a row without a step: they do not reach each other, though they shake hands."""
+    adopts(bench, kit, 2)
+    assert breaks(bench, kit, 2) == ["link.repair epoch=2"]
+    adopts(bench, kit, 3)
+    assert breaks(bench, kit, 3) == ["machine.failed machine=m1"]
+    failed = bench.said[-1]
+    assert failed.unreached == ("m0",)
+    assert failed.evidence[-2].startswith("the link of m0 and m1 broke in the epochs 1, 2, 3")
+
+
+def test_a_step_between_two_breaks(bench: Any, kit: Kit) -> None:
+    """Then the repair was worth its while, and is tried again."""
+    adopts(bench, kit, 2)
+    assert breaks(bench, kit, 2) == ["link.repair epoch=2"]
+    adopts(bench, kit, 3)
+    bench.hear(say.TrainingResumed(epoch=3, step=9))
+    assert breaks(bench, kit, 3) == ["link.repair epoch=3"]
+
+
 def test_a_network_that_heals_before_the_verdict(bench: Any, kit: Kit) -> None:
     """They answer after all: nobody goes, and the epoch that is on its way is not given up."""
     bench.hear(kit.unreached("m1", "m2"), kit.probed("m2", "alive"), kit.reached("m1", "m2"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import pytest
@@ -20,12 +21,13 @@ from trainmover.simulator.run import Outcome, simulate
 FOREVER: Final = 0.0
 
 
-def part(cluster: Cluster, one: str, other: str, seconds: float) -> str:
-    """Two machines do not reach each other for so long."""
-    pair, training = frozenset({one, other}), cluster.training
-    training.reach.parted.add(pair)
+def part(cluster: Cluster, one: str, other: str, seconds: float, *, narrow: bool = False) -> str:
+    """Two machines do not reach each other for so long; ``narrow``: only their large packets are lost."""
+    pair, reach = frozenset({one, other}), cluster.training.reach
+    pairs = reach.narrow if narrow else reach.parted
+    pairs.add(pair)
     if seconds:
-        cluster.later(seconds, training.reach.parted.discard, pair)
+        cluster.later(seconds, pairs.discard, pair)
     return f"{one} and {other} do not reach each other"
 
 
@@ -69,6 +71,23 @@ def test_a_network_that_heals_about_the_verdict(seconds: float) -> None:
     """Whichever comes first, the run goes on, and at most one machine goes."""
     outcome = run(say.StandbyParked, lambda cluster, _: part(cluster, "m1", "m2", seconds), skip=1)
     assert replaced(outcome) in ([], ["m2"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected", "repairs"),
+    [(30.0, [], 2), (FOREVER, ["m2"], 2)],
+    ids=["it heals", "never"],
+)
+def test_a_network_that_loses_large_packets(seconds: float, expected: list[str], repairs: int) -> None:
+    """Links are made, and break in the first step: two repairs, and then somebody goes."""
+    act = partial(part, one="m1", other="m2", seconds=seconds, narrow=True)
+    outcome = run(say.StandbyParked, lambda cluster, _: act(cluster), skip=1)
+    assert replaced(outcome) == expected
+    assert len(events(outcome, say.LinkRepair)) == repairs
+    for failed in events(outcome, say.MachineFailed):
+        assert failed.unreached == ("m1",)  # type: ignore[attr-defined]
+        said = "the link of m1 and m2 broke in the epochs 1, 2, 3, without a step between"
+        assert said in failed.evidence  # type: ignore[attr-defined]
 
 
 def test_two_cuts_with_a_common_end() -> None:

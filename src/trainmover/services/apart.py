@@ -1,6 +1,7 @@
 """Machines that do not reach each other although both are well, and which of two is replaced.
 
-What lives here: what ranks have said about peers that they dial in vain (``link.unreached``), and the choice.
+What lives here: what ranks have said about peers that they dial in vain (``link.unreached``) or whose link
+breaks however often it is repaired, and the choice.
 What never lives here: whether a machine is well (``health``), who takes its place (``standby``).
 
 Nobody can tell which of two machines between which the network drops everything is at fault; perhaps neither
@@ -13,6 +14,10 @@ is.  So the choice is by what it costs, and by what is known of both:
    count that were replaced for it already, until a step is committed: it may be the one after all;
 3. who is no member yet goes before a member;
 4. the higher position goes.
+
+A network may let small packets pass and drop the large ones (a frame size that one switch does not take):
+then links are made, and break in the first step, again and again.  After :data:`BREAKS` epochs without a
+committed step between them the two count as not reaching each other.
 
 While training goes on beside the switch that a pair holds up (a move, a replica that comes back), only
 those go who are no members yet: the members do train.
@@ -32,16 +37,20 @@ BESIDE_TRAINING = frozenset({"move", "grow"})
 MANY = 3
 """Partners that a machine does not reach from which on some steps are the smaller loss."""
 
+BREAKS = 3
+"""Epochs, without a committed step between them, that the link of two machines which are well may break."""
+
 NOBODY_GOES = "neither can be replaced, so it is tried again until the network is whole"
 """What is said where a replacement would cost the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Who is to be replaced, whom it does not reach, and why it is this one."""
+    """Who is to be replaced, whom it does not reach, what says so, and why it is this one."""
 
     life: Life
     partners: tuple[str, ...]
+    said: tuple[str, ...]
     why: str
 
 
@@ -51,6 +60,7 @@ class Apart:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._pairs: dict[int, dict[frozenset[Life], str]] = {}
+        self._breaks: dict[frozenset[Life], set[int]] = {}
         self._replaced: set[frozenset[Life]] = set()
 
     # -- facts -----------------------------------------------------------------------------------
@@ -58,6 +68,19 @@ class Apart:
     def note(self, event: LinkUnreached, one: Life, other: Life) -> None:
         """A rank of ``one`` has dialled one of ``other`` in vain."""
         self._pairs.setdefault(event.epoch, {}).setdefault(frozenset({one, other}), said_of(event))
+
+    def broke(self, epoch: int, one: Life, other: Life) -> None:
+        """The link of two machines has broken in an epoch."""
+        self._breaks.setdefault(frozenset({one, other}), set()).add(epoch)
+
+    def repaired_in_vain(self, epoch: int) -> None:
+        """This epoch is broken, and nobody was lost: whose link broke too often do not reach each other."""
+        for pair, epochs in self._breaks.items():
+            if epoch in epochs and len(epochs) >= BREAKS:
+                one, other = sorted(machine for machine, _ in pair)
+                listed = ", ".join(str(broken) for broken in sorted(epochs))
+                why = f"the link of {one} and {other} broke in the epochs {listed}, without a step between"
+                self._pairs.setdefault(epoch, {}).setdefault(pair, why)
 
     def reached(self, epoch: int, machines: Collection[str]) -> None:
         """They reach each other after all."""
@@ -72,6 +95,7 @@ class Apart:
 
     def stepped(self) -> None:
         """Training goes on: whoever is there reaches whom it must."""
+        self._breaks.clear()
         self._replaced.clear()
 
     # -- questions -------------------------------------------------------------------------------
@@ -97,7 +121,8 @@ class Apart:
             best = max(able, key=lambda life: self._rank(life, partners, seats, kind))
             others = _partners(best, left)
             why = self._why(best, sorted(others)[0], partners, seats, kind)
-            going.append(Chosen(best, tuple(sorted(machine for machine, _ in others)), why))
+            said = tuple(text for pair, text in self._pairs[epoch].items() if best in pair)
+            going.append(Chosen(best, tuple(sorted(machine for machine, _ in others)), said, why))
             seat = self._roster.seat_of(best[0])
             if self._is_member(best) and seat is not None:
                 seats.add(seat)

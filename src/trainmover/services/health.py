@@ -10,8 +10,8 @@ accuses the machine at its other end, a lease expired, and the answer to a probe
 suspicions together are proof.  A lapsed machine that answers was only busy.  An accused machine that
 answers gets :data:`GRACE` seconds for a ``rank.exited`` to arrive; if none does, both ends of the
 link live, so it is the link that is made again (``link.repair``), not a machine that is replaced.
-Where that link is dialled in vain for long, it will not be made: of two machines that are well and do not
-reach each other one is replaced (``apart`` chooses), if it can be.
+Where that link is dialled in vain for long, or breaks however often it is repaired, it will not do: of two
+machines that are well and do not reach each other one is replaced (``apart`` chooses), if it can be.
 
 Two rules guard against acting on old news.  Only a link of the current layout accuses anybody:
 its epoch is not older than the last committed one, and both its machines have a seat.  And a life
@@ -119,9 +119,7 @@ class HealthCore(Decider):
         before = self._states.get(life, Health.WELL)
         state = after(TABLE, before, trigger)
         if why and TABLE[before]:
-            lines = self._evidence.setdefault(life, [])
-            if why not in lines and len(lines) < MAX_EVIDENCE:
-                lines.append(why)
+            self._note(life, why)
         if state is None:
             return False
         self._enter(life, state)
@@ -148,6 +146,11 @@ class HealthCore(Decider):
             case Health.LEFT:
                 pass
         return True
+
+    def _note(self, life: Life, why: str) -> None:
+        lines = self._evidence.setdefault(life, [])
+        if why not in lines and len(lines) < MAX_EVIDENCE:
+            lines.append(why)
 
     def _enter(self, life: Life, state: Health) -> None:
         if life not in self._states:
@@ -239,6 +242,8 @@ class HealthCore(Decider):
         if life is None:
             return
         accused = (event.peer_machine, life)
+        if (own := self.roster.life(event.machine)) is not None:
+            self._apart.broke(event.epoch, (event.machine, own), accused)
         self._accused.setdefault(event.epoch, set()).add(accused)
         why = (
             f"{event.machine} lost the link {event.rank}-{event.peer} of epoch {event.epoch}: {event.reason}"
@@ -318,6 +323,7 @@ class HealthCore(Decider):
             return
         names = ", ".join(sorted(machine for machine, _ in accused))
         reason = f"epoch {epoch} is broken, but {names} is well and no rank exited"
+        self._apart.repaired_in_vain(epoch)
         if self._apart.lives(epoch):
             if self._replace_one(epoch):
                 return
@@ -333,6 +339,8 @@ class HealthCore(Decider):
         chosen = self._apart.choose(epoch, kind)
         for one in chosen:
             machine, names = one.life[0], " and ".join(one.partners)
+            for said in one.said:
+                self._note(one.life, said[:MAX_TEXT])
             reason = f"{machine} and {names} do not reach each other, though all are well"
             why = f"{reason}; {machine} is replaced: {one.why}"[:MAX_TEXT]
             self._take(one.life, "not reached", why, one.partners)

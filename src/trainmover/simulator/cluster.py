@@ -198,6 +198,7 @@ class Cluster:
     def _mend(self) -> None:
         """An operator looks after the network, as the job asks for it."""
         self.training.reach.parted.clear()
+        self.training.reach.narrow.clear()
         self.training.look_again()
 
     def _supply(self) -> None:

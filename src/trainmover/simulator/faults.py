@@ -67,6 +67,7 @@ class Faults:
         self._still_chance = cluster.setup.random("standing still")
         self._clock_chance = cluster.setup.random("clocks of machines")
         self._part_chance = cluster.setup.random("partitions")
+        self._narrow_chance = cluster.setup.random("narrow")
         self._ambushes: list[tuple[type[say.Event], int]] = []
         self._laid: list[tuple[type[say.Event], int, Act]] = []
         kinds: dict[Callable[[str, SimulatedMachine | None], str], int] = {
@@ -252,21 +253,27 @@ class Faults:
         return f"the link {one.place}-{other.place} breaks"
 
     def _part(self, one: str, other: str) -> str:
-        """Two machines do not reach each other, for a while or for good; everybody else reaches both."""
+        """Two machines do not reach each other, for a while or for good; everybody else reaches both.
+
+        Or what they send each other must be small.
+        """
         pair, chance, training = frozenset({one, other}), self._part_chance, self._cluster.training
-        if pair in training.reach.parted:
+        if pair in training.reach.parted | training.reach.narrow:
             return ""
-        training.reach.parted.add(pair)
+        narrow = self._narrow_chance.random() < 1 / 3
+        pairs = training.reach.narrow if narrow else training.reach.parted
+        what = "let only small packets pass" if narrow else "do not reach each other"
+        pairs.add(pair)
         seconds = chance.choice([3.0, 16.0, 34.0, 36.0, 80.0, 0.0]) * chance.uniform(0.7, 1.3)
         if not seconds:
-            return f"{one} and {other} do not reach each other any more"
+            return f"{one} and {other} {what} from now on"
 
         def heal() -> None:
-            training.reach.parted.discard(pair)
+            pairs.discard(pair)
             training.look_again()
 
         self._undo(seconds, f"{one} and {other} reach each other again", heal)
-        return f"{one} and {other} do not reach each other for {seconds:.1f} s"
+        return f"{one} and {other} {what} for {seconds:.1f} s"
 
     def _several(self, why: str, machine: SimulatedMachine | None) -> str:
         alive = self._cluster.living()

@@ -21,21 +21,29 @@ class Reach:
     Attributes:
         machines: latest life under each name.
         parted: pairs of machines that do not reach each other, though everybody else reaches both.
+        narrow: pairs between which only small packets get through: enough for a link, too little for a step.
     """
 
     def __init__(self) -> None:
         self.machines: dict[str, SimulatedMachine] = {}
         self.parted: set[frozenset[str]] = set()
+        self.narrow: set[frozenset[str]] = set()
 
     @property
     def whole(self) -> bool:
         """Everybody reaches everybody."""
-        return not self.parted and not any(machine.apart for machine in self.machines.values())
+        return not (self.parted or self.narrow) and not any(
+            machine.apart for machine in self.machines.values()
+        )
 
     def between(self, one: str, other: str) -> bool:
         """Packets get from one machine to the other, and back."""
         apart = any(name in self.machines and self.machines[name].apart for name in (one, other))
         return not apart and frozenset({one, other}) not in self.parted
+
+    def wide(self, one: str, other: str) -> bool:
+        """Large packets get through, too."""
+        return self.between(one, other) and frozenset({one, other}) not in self.narrow
 
     def silent(self, one: str, other: str) -> bool:
         """Nothing answers one machine at the other's address: a frozen one's kernel does."""

@@ -145,15 +145,14 @@ class Training:
 
     def _runs(self, assembly: Assembly) -> bool:
         """Everybody is there, runs, and reaches those with whom there are links."""
-        return assembly.runs and not (self.reach.parted and self._parted_in(assembly))
+        return assembly.runs and (self.reach.whole or not self._parted_in(assembly))
 
     def _parted_in(self, assembly: Assembly) -> list[frozenset[str]]:
-        """Neighbours in an assembly that do not reach each other."""
+        """Neighbours in an assembly that do not reach each other, or not with what a step sends."""
+        reached = self.reach.wide if assembly.running else self.reach.between
         taken = [name for name in assembly.order.machines if name]
         pairs = {frozenset({name, taken[place - 1]}) for place, name in enumerate(taken)}
-        return sorted(
-            (pair for pair in pairs if len(pair) == 2 and not self.reach.between(*pair)), key=sorted
-        )
+        return sorted((pair for pair in pairs if len(pair) == 2 and not reached(*pair)), key=sorted)
 
     def _give_up_links(self) -> None:
         """Connections on which nothing is acknowledged break, and both ends say so."""
