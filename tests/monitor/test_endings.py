@@ -184,3 +184,69 @@ def test_an_end_is_an_end(large) -> None:
     for tell in late:
         tell()
         assert told(build_report(large.envelopes, large.facts)) == before
+
+
+def test_what_is_open_when_the_job_ends(large) -> None:
+    """It stays unfinished, whether the job completed or failed, and is no longer shown as going on."""
+    large.tell(4.2, say.MoveRequested(machine="m1", reason="maintenance"))
+    large.assign(4.3, "inc-9", "move", "m1", "m6")
+    assert [item.id for item in view_of(large).open_incidents] == ["inc-9"]
+    completed = say.JobCompleted(steps=4, digest="d" * 64, identical=True)
+    for end in (completed, say.JobFailed(reason="the script raised")):
+        ended = type(large)()
+        ended.envelopes = list(large.envelopes)
+        ended.tell(5.0, end)
+        view = view_of(ended)
+        assert view.open_incidents == ()
+        assert (view.incidents["inc-9"].state, view.incidents["inc-9"].doing) == (
+            "unfinished",
+            "the job ended first",
+        )
+
+
+def test_a_machine_lost_after_the_last_step(story) -> None:
+    """It was replaced, there was no step left to do, and the job completed: that is its end."""
+    lose(story, 4.7, "m1", "inc-1")
+    story.assign(4.8, "inc-1", "failure", "m1", "m2")
+    story.plan(4.9, 2, "failure", ("m0", "m2"), ("m1",), ("m2",), ("inc-1",))
+    story.commit(5.0, 2, "failure", ("m0", "m2"), ("m1",), ("m2",), ("inc-1",), 4)
+    story.tell(5.5, say.JobCompleted(steps=4, digest="d" * 64, identical=True))
+    (incident,) = view_of(story).closed_incidents
+    assert (incident.joiner, incident.step, incident.between("detected", "resumed")) == (
+        "m2",
+        4,
+        pytest.approx(0.8),
+    )
+
+
+def test_a_machine_whose_seat_goes_with_another_incident(large) -> None:
+    """A joiner is lost right after its switch: no switch names its incident, which ends with the seat."""
+    lose(large, 4.7, "m1", "inc-1")
+    large.assign(4.8, "inc-1", "failure", "m1", "m3")
+    large.plan(4.9, 2, "failure", ("m0", "m3", "m2"), ("m1",), ("m3",), ("inc-1",))
+    large.commit(5.0, 2, "failure", ("m0", "m3", "m2"), ("m1",), ("m3",), ("inc-1",), 4)
+    lose(large, 5.1, "m3", "inc-3")
+    large.assign(5.2, "inc-1", "failure", "m3", "m4")
+    large.plan(5.3, 3, "failure", ("m0", "m4", "m2"), ("m3",), ("m4",), ("inc-1",))
+    assert "inc-3" in {item.id for item in view_of(large).open_incidents}
+    large.commit(5.5, 3, "failure", ("m0", "m4", "m2"), ("m3",), ("m4",), ("inc-1",), 4)
+    large.tell(5.6, say.TrainingResumed(epoch=3, step=5))
+    closed = {item.id: (item.epoch, item.joiner) for item in view_of(large).closed_incidents}
+    assert closed["inc-3"] == (3, "m4")
+    assert view_of(large).open_incidents == ()
+
+
+def test_a_start_that_broke_after_its_first_step(large) -> None:
+    """It ended what it was made for, though it was lost itself before training was under way."""
+    lose(large, 4.7, "m0", "inc-0")
+    lose(large, 4.8, "m1", "inc-1")
+    for position, name in enumerate(("m3", "m4", "m2")):
+        large.launch(5.5, name, position, 2)
+    large.plan(5.8, 2, "start", ("m3", "m4", "m2"), (), (), ())
+    large.commit(6.0, 2, "start", ("m3", "m4", "m2"), (), (), (), 0)
+    large.tell(6.2, say.TrainingResumed(epoch=2, step=3))
+    for name, incident in (("m3", "inc-3"), ("m4", "inc-4")):
+        lose(large, 6.5, name, incident)
+    start_again(large, 7.0, 3, 3, ("m5", "m6", "m2"), 2)
+    epochs = {item.id: (item.epoch, item.step) for item in view_of(large).closed_incidents}
+    assert epochs == {"inc-0": (2, 2), "inc-1": (2, 2), "inc-3": (3, 2), "inc-4": (3, 2)}

@@ -89,7 +89,7 @@ def test_logs_that_told_nonsense(seed: int) -> None:
     assert complaints(draw(seed)) == []
 
 
-@pytest.mark.long(every=0)
+@pytest.mark.long(every=4)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(1000, 1400, 100))
 @pytest.mark.parametrize("on_exhausted", ["hold", "shrink"])

@@ -162,7 +162,7 @@ def incident_line(incident: IncidentView, now: float | None = None) -> Text:
         return Text(f"{who}: {incident.doing}{since}", "bold yellow")
     if incident.state == "closed":
         return Text(f"{who}: over after {seconds(incident.between('opened', 'resumed'))}", "green")
-    return Text(f"{who}: {incident.doing}", "red")
+    return Text(f"{who}: {incident.doing}", "red" if incident.state == "refused" else "dim")
 
 
 def incidents_table(report: Report) -> Table:

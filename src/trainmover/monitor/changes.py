@@ -25,11 +25,15 @@ def _submitted(view: ClusterState, envelope: Envelope, event: say.JobSubmitted) 
 def _completed(view: ClusterState, envelope: Envelope, event: say.JobCompleted) -> None:
     view.phase, view.ended_at = "completed", envelope.time
     view.steps, view.digest, view.identical = event.steps, event.digest, event.identical
+    view.endings.end(envelope.time, completed=True)
+    view.settle()
 
 
 def _failed(view: ClusterState, envelope: Envelope, event: say.JobFailed) -> None:
     if view.phase != "completed":
         view.phase, view.ended_at, view.reason = "failed", envelope.time, event.reason
+        view.endings.end(envelope.time, completed=False)
+        view.settle()
 
 
 def _held(view: ClusterState, envelope: Envelope, event: say.JobHeld) -> None:
@@ -73,6 +77,8 @@ def _machine_failed(view: ClusterState, envelope: Envelope, event: say.MachineFa
         incident.generation = machine.generation
     if incident.position is None:
         incident.position = machine.seat
+    if position is not None and incident.lost_in is None:
+        incident.lost_in = view.epoch
     if not incident.cause and incident.kind == "failure":
         sign = view.evidence.pop(event.machine, None)
         incident.cause, incident.evidence = event.reason, sign

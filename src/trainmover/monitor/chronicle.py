@@ -59,7 +59,16 @@ LEVELS: dict[str, str] = {
 }
 """How a fact is meant: ``bad``, ``warn``, ``good``; all others are ``info``."""
 
-ENDS = frozenset({"training.resumed", "training.started", "move.refused", "switch.committed"})
+ENDS = frozenset(
+    {
+        "training.resumed",
+        "training.started",
+        "move.refused",
+        "switch.committed",
+        "job.completed",
+        "job.failed",
+    }
+)
 """Events that may end an incident."""
 
 

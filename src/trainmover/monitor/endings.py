@@ -8,11 +8,13 @@ Where a log has stalled, the events of those seconds stand in it in any order: t
 lost may come after all that was done about it.  So the facts are kept by epoch and by generation, whichever
 of them comes first, and an incident is settled as soon as they are complete:
 
-* A switch that names it, and in whose epoch (or a later one of the same generation) a step was committed, is
-  its end: no step was lost.
+* A switch that names it, or that takes its lost machine out of the layout, and in whose epoch (or a later one
+  of the same generation) a step was committed, is its end: no step was lost.
 * A launch of a later generation than that in which its machine was lost says that everything is started
   again, and the first steps of such a generation are its end.  A move, or a seat that was to be filled, is
   void then.
+* Where a switch came about and the job completed without a step in it, that is its end.  What is still open
+  when the job ends stays unfinished.
 """
 
 from __future__ import annotations
@@ -32,18 +34,24 @@ class EpochFacts:
     Attributes:
         incidents: those that its switch is to end.
         machines: who sits where in it, by position.
+        leavers: who had a seat before it, and has none in it.
+        start: it is the first of its generation.
         generation: the start from nothing that it belongs to; 0 while that is not known.
         step: committed steps when it was adopted.
         committed: when that was said.
         trained: when its first step was told of.
+        first: how many steps were committed with that one.
     """
 
     incidents: set[str] = field(default_factory=set)
     machines: tuple[str, ...] = ()
+    leavers: tuple[str, ...] = ()
+    start: bool = False
     generation: int = 0
     step: int | None = None
     committed: float | None = None
     trained: float | None = None
+    first: int = 0
 
 
 @dataclass(slots=True)
@@ -56,6 +64,8 @@ class Endings:
         crew: its machines by position.
         starts: generations that have committed their first steps: when that was told, and the event.
         epochs: every epoch of a switch.
+        over: when the job ended, unix seconds; None while it runs.
+        completed: it ended with all steps done.
     """
 
     generation: int = 0
@@ -63,6 +73,8 @@ class Endings:
     crew: dict[int, str] = field(default_factory=dict)
     starts: dict[int, tuple[float, say.TrainingStarted]] = field(default_factory=dict)
     epochs: dict[int, EpochFacts] = field(default_factory=dict)
+    over: float | None = None
+    completed: bool = False
 
     def launch(self, event: say.MachineLaunch, time: float) -> bool:
         """A machine is launched; False when that is old news, as a later generation was."""
@@ -77,7 +89,8 @@ class Endings:
         """A switch, with the incidents that it names."""
         epoch = self.epochs.setdefault(event.epoch, EpochFacts())
         epoch.incidents.update(event.incidents)
-        epoch.machines = event.machines
+        epoch.machines, epoch.leavers = event.machines, event.leavers
+        epoch.start = event.kind == "start"
         epoch.generation = event.generation or epoch.generation
         return epoch
 
@@ -96,7 +109,7 @@ class Endings:
         """A step was committed in an epoch."""
         epoch = self.epochs.setdefault(event.epoch, EpochFacts())
         if epoch.trained is None:
-            epoch.trained = time
+            epoch.trained, epoch.first = time, event.step
         if isinstance(event, say.TrainingStarted):
             epoch.generation = event.generation
             self.starts.setdefault(event.generation, (time, event))
@@ -126,13 +139,25 @@ class Endings:
         if incident.state == "closed":
             self._complete(incident)
             return
-        if self._switched(incident) or incident.generation >= self.generation:
-            return
+        incident.state = "open"
+        if not self._has_ended(incident, machine_lost) and self.over is not None:
+            incident.state = "unfinished"
+
+    def end(self, time: float, *, completed: bool) -> None:
+        """The job is over."""
+        if not self.completed:
+            self.over, self.completed = time, completed
+
+    def _has_ended(self, incident: IncidentView, machine_lost: bool) -> bool:
+        if self._switched(incident):
+            return True
+        if incident.generation >= self.generation:
+            return False
         if incident.kind != "failure" and not machine_lost:
             incident.state, incident.held = "refused", VOID
-            return
+            return True
         incident.kind = "failure"
-        self._start_again(incident)
+        return self._started_again(incident)
 
     def _complete(self, incident: IncidentView) -> None:
         """Who took the place, and where training stood, where that is heard after the end."""
@@ -151,11 +176,13 @@ class Endings:
     def _switched(self, incident: IncidentView) -> bool:
         """Close an incident whose switch came about; False where none did."""
         for number, epoch in self.epochs.items():
-            if incident.id not in epoch.incidents:
+            if incident.id not in epoch.incidents and not self._takes_out(number, epoch, incident):
                 continue
             trained = epoch.trained
             if trained is None and epoch.committed is not None:
                 trained = self._trained_after(number, epoch)
+                if trained is None and self.completed:
+                    trained = self.over
             if trained is None:
                 continue
             incident.epoch, incident.restart, incident.held = number, False, ""
@@ -167,6 +194,11 @@ class Endings:
             return True
         return False
 
+    def _takes_out(self, number: int, epoch: EpochFacts, incident: IncidentView) -> bool:
+        """The lost machine has no seat in this epoch any more, whatever its switch was made for."""
+        lost_in = incident.lost_in
+        return lost_in is not None and number >= lost_in and incident.machine in epoch.leavers
+
     def _trained_after(self, number: int, epoch: EpochFacts) -> float | None:
         """When the first later epoch of the same generation had a step: this one broke before it had one."""
         later = [
@@ -176,7 +208,7 @@ class Endings:
         ]
         return min(later)[1] if later else None
 
-    def _start_again(self, incident: IncidentView) -> None:
+    def _started_again(self, incident: IncidentView) -> bool:
         if incident.since != self.generation:
             incident.take_back("assigned")  # what was planned for it is void
             incident.since, incident.restart, incident.joiner = self.generation, True, None
@@ -184,9 +216,14 @@ class Endings:
             incident.reach("assigned", self.launched)
         if incident.position is not None:
             incident.joiner = self.crew.get(incident.position)
-        starts = [number for number in self.starts if number >= incident.since]
-        if starts:
-            time, event = self.starts[min(starts)]
-            incident.step, incident.epoch = max(0, event.step - 1), event.epoch
-            incident.reach("resumed", time)
-            incident.state = "closed"
+        starts = [
+            (facts.generation, number, facts.trained, max(0, facts.first - 1))
+            for number, facts in self.epochs.items()
+            if facts.start and facts.generation >= incident.since and facts.trained is not None
+        ]
+        if not starts:
+            return False
+        _, incident.epoch, time, incident.step = min(starts, key=lambda start: start[:2])
+        incident.reach("resumed", time)
+        incident.state = "closed"
+        return True

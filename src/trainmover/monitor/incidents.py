@@ -42,7 +42,8 @@ STAGES: tuple[Stage, ...] = (
     "resumed",
 )
 
-IncidentState = Literal["open", "closed", "refused"]
+IncidentState = Literal["open", "closed", "refused", "unfinished"]
+"""``closed``: training went on, or all of it was done; ``unfinished``: the job ended first."""
 
 DOING: dict[Stage, str] = {
     "opened": "checking what is wrong",
@@ -108,6 +109,7 @@ class IncidentView:
         generation: the start from nothing in which its machine was lost, or asked to go.
         since: the later one by which everything was started again; 0: none.
         paused: no spare was found, and training went on without the machine's replica.
+        lost_in: the epoch that held when its machine was lost; None where none was.
     """
 
     id: str
@@ -130,6 +132,7 @@ class IncidentView:
     generation: int = 0
     since: int = 0
     paused: bool = False
+    lost_in: int | None = None
 
     @property
     def outcome(self) -> str:
@@ -150,6 +153,8 @@ class IncidentView:
         """What is happening in it now, for a person."""
         if self.state == "refused":
             return f"refused: {self.held}"
+        if self.state == "unfinished":
+            return "the job ended first"
         if self.held:
             return f"held: {self.held}"
         if self.restart and self.stage != "resumed":

@@ -78,7 +78,7 @@ def make_registry(chronicle: Chronicle, connected: Callable[[], bool]) -> Collec
     )
     for kind in ("failure", "move", "grow"):
         lasted.labels(kind)
-        for outcome in ("closed", "refused"):
+        for outcome in ("closed", "refused", "unfinished"):
             ended.labels(kind, outcome)
 
     def step(point: Point) -> None:

@@ -61,7 +61,7 @@ function item(row, longest) {
     make("span", { class: "kind", data: { kind: row.kind } }, row.kind),
     make("b", { class: "who" }, who),
     make("span", { class: "muted at" }, `${clock(start)}${row.step === null ? "" : ` · step ${row.step}`}`),
-    make("span", { class: "outcome", data: { outcome: row.state } }, row.state === "closed" ? seconds(tookOf(row)) : row.state === "refused" ? "refused" : `${seconds(tookOf(row))} …`),
+    make("span", { class: "outcome", data: { outcome: row.state } }, row.state === "closed" ? seconds(tookOf(row)) : row.state === "refused" || row.state === "unfinished" ? row.state : `${seconds(tookOf(row))} …`),
   );
   const table = make("table", { class: "phase-table" },
     make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "Phase"), make("th", { scope: "col" }, "Took"), make("th", { scope: "col" }, "From"))),
@@ -78,7 +78,7 @@ function item(row, longest) {
   );
   const details = make("details", open.has(row.id) ? { open: true } : {}, head, more);
   return make("li", { data: { id: row.id, state: row.state } }, details, bar(row, longest),
-    over && row.state !== "refused" ? null : make("p", { class: "doing", data: { outcome: row.state } }, row.doing));
+    over && row.state === "closed" ? null : make("p", { class: "doing", data: { outcome: row.state } }, row.doing));
 }
 
 export function drawIncidents() {
