@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tests.ccl.conftest import MakeWorld, make_world, world
 from tests.ccl.worlds import GROUP, sum_call
-from tests.waiting import wait_until
+from tests.waiting import LIMIT, wait_until
 from trainmover.ccl.calls import Call, GroupInfo
+from trainmover.chaos import disk
 from trainmover.errors import JobError
 from trainmover.sandbox import recording
 from trainmover.sandbox.player import Player
@@ -247,6 +248,29 @@ def test_a_recording_that_cannot_be_written_ends_quietly(
     thread.join(10.0)
     assert str(tmp_path / "r") in said[0]
     assert "could not be written; standbys cannot warm from it" in caplog.text
+
+
+@pytest.mark.skipif(bool(why := disk.why_not()), reason=why or "possible")
+def test_a_recording_waits_for_room_on_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk is full for a moment just then: no spare could be warmed for as long as the job runs."""
+    folder = tmp_path / "run"
+    disk.mount(folder)
+    try:
+        disk.fill(folder)
+        recorder = recorder_of(0)
+        recorder.end_phase()
+        said: list[object] = []
+        thread = recorder.write(str(folder / "r"), said.append, said.append)
+        assert thread is not None
+        wait_until(lambda: "No space left on device" in caplog.text, "an attempt fails")
+        assert said == []
+        disk.empty(folder)
+        thread.join(LIMIT)
+        assert len(said) == 1
+        assert isinstance(said[0], recording.Size)
+        Player(str(folder / "r"))
+    finally:
+        disk.unmount(folder)
 
 
 @pytest.mark.parametrize(

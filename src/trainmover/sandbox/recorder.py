@@ -4,13 +4,16 @@ It watches live calls complete (:class:`~trainmover.ccl.calls.Tap`) and notes wh
 signature; results of calls that cross the machine's border are copied to host memory.  At each boundary
 the phase is kept, or dropped when the step was void.  After the last one the recorder takes itself out of
 the way: nothing is watched afterwards.  Whether the copies are wanted is known when the ranks' roles are:
-one machine of each role then writes its own (:meth:`write`), all others drop them (:meth:`drop`).
+one machine of each role then writes its own (:meth:`write`), all others drop them (:meth:`drop`).  Where it
+cannot be written for the moment (a disk that is full), it is tried again for some minutes: without it no
+spare can ever be warm in that role.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,6 +26,22 @@ from trainmover.sandbox.signature import Seen, seen, signature
 log = logging.getLogger(__name__)
 
 MIB = 1024**2
+
+LASTING = (
+    FileExistsError,
+    FileNotFoundError,
+    ImportError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    TypeError,
+    ValueError,
+)
+"""Errors of a place that will be no better in a minute."""
+AGAIN_SECONDS, AGAIN_MOST = 0.5, 15.0
+"""Pauses between attempts to write: short at first, then ever longer."""
+GIVE_UP_SECONDS = 600.0
+"""After that no attempt is begun."""
 
 
 class Recorder:
@@ -158,13 +177,23 @@ class Recorder:
         whole: Callable[[recording.Size], None],
         failed: Callable[[str], None],
     ) -> None:
-        try:
-            size = recording.write(url, phases)
-        except Exception as error:
-            log.exception("the recording in %s could not be written; standbys cannot warm from it", url)
-            failed(f"the recording in {url} could not be written: {error!r}")
-        else:
-            whole(size)
+        pause, until = AGAIN_SECONDS, time.monotonic() + GIVE_UP_SECONDS
+        while True:
+            try:
+                size = recording.write(url, phases)
+            except Exception as error:
+                if isinstance(error, LASTING) or time.monotonic() > until:
+                    log.exception(
+                        "the recording in %s could not be written; standbys cannot warm from it", url
+                    )
+                    failed(f"the recording in {url} could not be written: {error!r}")
+                    return
+                log.warning("the recording in %s is tried again, it could not be written: %r", url, error)
+            else:
+                whole(size)
+                return
+            time.sleep(pause)
+            pause = min(AGAIN_MOST, 2 * pause)
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
