@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
-from trainmover.chaos.plan import ROLES_STEP, SERVICES, Plan, Setting, TroubleKind, draw, undisturbed
+from trainmover.chaos.plan import NETWORK, ROLES_STEP, SERVICES, Plan, Setting, TroubleKind, draw, undisturbed
 from trainmover.faults import FaultSpec
 
 SETTING = Setting(machines=4, ranks_per_machine=2, standbys=2, steps=40)
@@ -63,7 +63,7 @@ def test_without_checkpoints_machines_are_lost_in_steps_of_their_own() -> None:
         losses = [f for f in plan.faults if f.kind in ("kill", "stop") and f.machine in members]
         steps = sorted(fault.step for fault in losses)
         assert all(later - earlier > 1 for earlier, later in pairwise(steps)), plan
-        if any(trouble.kind in ("cut", "part") for trouble in plan.troubles):
+        if any(trouble.kind in NETWORK for trouble in plan.troubles):
             assert not losses, plan
 
 
@@ -92,14 +92,14 @@ def test_where_only_checkpoints_have_a_lost_state_there_is_one_before_a_loss() -
     )
     troubles = [trouble for plan in found for trouble in plan.troubles]
     assert {trouble.kind for trouble in troubles} == set(get_args(TroubleKind)) - {"disk"}
-    assert all(t.moment.startswith("pause:") for t in troubles if t.kind in ("cut", "part"))
+    assert all(t.moment.startswith("pause:") for t in troubles if t.kind in NETWORK)
 
 
 def test_of_two_neighbours_one_is_never_lost_where_a_job_shrinks() -> None:
     """So what the others compute for the lost ones has the bits of full strength."""
     found = plans(replace(SETTING, on_exhausted="shrink", standbys=0))
     hit = {f.machine for plan in found for f in plan.faults if f.kind in ("kill", "stop", "move")}
-    cut = {t.target for plan in found for t in plan.troubles if t.kind in ("cut", "part")}
+    cut = {t.target for plan in found for t in plan.troubles if t.kind in NETWORK}
     assert hit == {"m0", "m2"}
     assert cut == {"m0", "m2", "m0+m2"}
     assert min(first_losses(found)) >= ROLES_STEP

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -150,3 +153,58 @@ def test_networks_leave_nothing() -> None:
     finally:
         made.close()
     assert str(os.getpid()) not in network._ip("netns", "list")
+
+
+TAKES = """
+import socket, sys
+with socket.create_server((sys.argv[1], 7000)) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+    connection.settimeout(30)
+    while data := connection.recv(1 << 16):
+        print(len(data), flush=True)
+"""
+SENDS = """
+import socket, sys
+connection = socket.create_connection((sys.argv[1], 7000), 5)
+for line in sys.stdin:
+    connection.sendall(bytes(int(line)))
+"""
+
+
+@pytest.mark.skipif(bool(why := network.why_not()), reason=why or "possible")
+def test_a_narrow_way_loses_large_packets_alone() -> None:
+    """A connection is made and small messages pass; a large one arrives when the way is wide again."""
+    made = network.Network()
+    children: list[subprocess.Popen[str]] = []
+
+    def start(machine: str, *code: str) -> subprocess.Popen[str]:
+        prefix = made.machine(machine)[1]
+        command = [*prefix, sys.executable, "-u", "-c", *code]
+        children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return children[-1]
+
+    def send(size: int) -> None:
+        assert sender.stdin is not None
+        sender.stdin.write(f"{size}\n")
+        sender.stdin.flush()
+
+    try:
+        made.machine("m0")
+        address, _ = made.machine("m1")
+        made.narrow("m0", "m1")
+        taker = start("m1", TAKES, address)
+        assert taker.stdout is not None
+        assert taker.stdout.readline() == "ready\n"
+        sender = start("m0", SENDS, address)
+        send(100)
+        assert taker.stdout.readline() == "100\n"
+        send(20_000)
+        assert select.select([taker.stdout], [], [], 1.0)[0] == []
+        made.widen("m0", "m1")
+        assert int(taker.stdout.readline()) > 100
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+        made.close()

@@ -38,7 +38,7 @@ def run_of(folder: Path, *troubles: Trouble, truth: Truth | None = None) -> Verd
     """A run on three machines with networks of their own, and a standby; its last steps are slow."""
     plan = Plan(0, parse_faults([SLOW]), troubles)
     script = ("--steps", str(STEPS), "--step-seconds", "0.1")
-    return played(Order(str(folder), str(TINY), script, 3, 1, 1, 7, plan, networks=True), truth, 200)
+    return played(Order(str(folder), str(TINY), script, 3, 1, 1, 7, plan, networks=True), truth, 300)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +115,20 @@ def test_two_machines_that_never_reach_each_other_again(calm: Truth, tmp_path: P
     story = explain(list(read_envelopes(tmp_path)), find(list(read_envelopes(tmp_path)), "m1"))
     told = [item.envelope.type for item in story.chain if isinstance(item, Fact)]
     assert "link.unreached" in told
+
+
+@networked
+@pytest.mark.long(every=0)
+def test_two_machines_between_which_only_small_packets_pass(calm: Truth, tmp_path: Path) -> None:
+    """They shake hands, enter the epoch, and lose each other in its first step: the third time one goes."""
+    verdict = run_of(tmp_path, Trouble("narrow", "m0+m1", 600.0, "standby.parked"), truth=calm)
+    assert verdict.complaints == ()
+    assert verdict.incidents == ("failure of m1",)
+    events = [record.envelope.event for record in read_log(tmp_path / "run" / "events.tmlog")]
+    (failed,) = (event for event in events if isinstance(event, say.MachineFailed))
+    assert failed.unreached == ("m0",)
+    assert any("without a step between" in line for line in failed.evidence)
+    assert sum(isinstance(event, say.LinkRepair) for event in events) == 2
 
 
 @pytest.mark.long(every=0)

@@ -30,6 +30,7 @@ import psutil
 from trainmover.chaos import disk, network
 from trainmover.chaos.judge import MARK, Truth, Verdict, judge, marked
 from trainmover.chaos.plan import (
+    NETWORK,
     UNDISTURBED,
     Exhausted,
     Plan,
@@ -169,6 +170,7 @@ def possible(kinds: tuple[TroubleKind, ...]) -> tuple[tuple[TroubleKind, ...], d
     needs: dict[TroubleKind, Callable[[], str]] = {
         "cut": network.why_not,
         "part": network.why_not,
+        "narrow": network.why_not,
         "disk": disk.why_not,
     }
     out: dict[str, str] = {}
@@ -191,7 +193,7 @@ def carry_out(campaign: Campaign, tell: Callable[[Played], None]) -> Summary:
     began = time.monotonic()
     summary = Summary()
     kinds, summary.left_out = possible(campaign.kinds)
-    if "cut" in kinds or "part" in kinds:
+    if any(kind in kinds for kind in NETWORK):
         network.sweep()
     with tempfile.TemporaryDirectory(prefix="tmc-") as home:
         first = _play(campaign, undisturbed(campaign.state), kinds, Path(home), None)
@@ -231,7 +233,7 @@ def _play(
     folder = home / (str(plan.seed) if plan.seed != UNDISTURBED else "undisturbed")
     (folder / "tmp").mkdir(parents=True)
     small = any(trouble.kind == "disk" for trouble in plan.troubles)
-    networks = any(trouble.kind in ("cut", "part") for trouble in plan.troubles)
+    networks = any(trouble.kind in NETWORK for trouble in plan.troubles)
     order = Order(
         folder=str(folder),
         script=str(campaign.script.absolute()),

@@ -124,6 +124,7 @@ class Hands:
             "clock": self._clock,
             "cut": self._cut,
             "part": self._part,
+            "narrow": self._narrow,
         }
         try:
             if acts[trouble.kind](self.run, trouble):
@@ -192,6 +193,15 @@ class Hands:
             return False
         network.part(one, other)
         self._later(trouble.seconds, lambda: network.join(one, other))
+        return True
+
+    def _narrow(self, run: LocalRun, trouble: Trouble) -> bool:
+        network = self._ground.network
+        one, _, other = trouble.target.partition("+")
+        if network is None or not _are_there(run, one, other):
+            return False
+        network.narrow(one, other)
+        self._later(trouble.seconds, lambda: network.widen(one, other))
         return True
 
 

@@ -25,6 +25,7 @@ from typing import Final
 import psutil
 
 from trainmover.chaos.disk import BALLAST
+from trainmover.chaos.plan import NETWORK
 from trainmover.chaos.round import Order, Result
 from trainmover.errors import TrainMoverError
 from trainmover.events import catalogue as say
@@ -144,7 +145,7 @@ def _wronged(order: Order, envelopes: Iterable[Envelope]) -> Iterable[str]:
     plan = order.plan
     hit = {fault.machine for fault in plan.faults if fault.kind in ("kill", "stop")}
     for trouble in plan.troubles:
-        if trouble.kind in ("cut", "part"):
+        if trouble.kind in NETWORK:
             hit.update(trouble.target.split("+"))
     for event in (envelope.event for envelope in envelopes):
         if isinstance(event, say.MachineFailed) and event.machine not in hit and is_silence(event.reason):

@@ -7,6 +7,8 @@ is missing.  The bridge has a namespace of its own so that this computer's packe
 - *cut*: the cable is pulled at the bridge; nothing gets to the machine or from it, its bus neither.
 - *part*: two machines take each other for somebody who is not there (a neighbour entry with an address
   that nobody has), so that frames between them are lost without a word.  Everybody else reaches both.
+- *narrow*: the way between two machines takes small frames and loses large ones without a word (a cable of
+  their own, whose far end takes fewer bytes than the near end sends): links are made, and no tensor passes.
 
 What is made here is named after the process that made it.  Nothing outlives :meth:`Network.close`;
 :func:`sweep` removes what a killed process has left.
@@ -28,6 +30,10 @@ from trainmover.errors import ConfigError
 
 NOBODY: Final = "02:00:00:00:00:01"
 """A link-layer address that no cable has."""
+NARROW: Final = "narrow"
+"""The cable that loses large frames; a machine has at most one."""
+LARGE, SMALL = 1500, 500
+"""Bytes of a frame that one end of it sends, and that the other takes."""
 LIMIT: Final = 10.0
 PREFIX: Final = "tmc"
 """Names begin with it and the process id; a link's name has at most 15 characters."""
@@ -85,6 +91,23 @@ class Network:
         """They reach each other again."""
         for here, there in ((one, other), (other, one)):
             _ip("-n", self._space(here), "neigh", "del", self._address(there), "dev", "eth0")
+
+    def narrow(self, one: str, other: str) -> None:
+        """Large packets between two machines are lost."""
+        here, there = self._space(one), self._space(other)
+        _ip("-n", here, "link", "add", NARROW, "type", "veth", "peer", "name", NARROW, "netns", there)
+        # A segment that the card would cut is not seen as too large: none is.
+        _ip("-n", here, "link", "set", NARROW, "mtu", str(LARGE), "gso_max_segs", "1", "up")
+        _ip("-n", there, "link", "set", NARROW, "mtu", str(SMALL), "up")
+        one_way, back = self._address(other), self._address(one)
+        _ip("-n", here, "route", "add", one_way, "dev", NARROW, "src", back)
+        # It says that it takes whole frames, as who does not know of the narrow place would.
+        whole = str(LARGE - 40)
+        _ip("-n", there, "route", "add", back, "dev", NARROW, "src", one_way, "advmss", whole)
+
+    def widen(self, one: str, other: str) -> None:
+        """They take the same way as everybody again."""
+        _ip("-n", self._space(one), "link", "del", NARROW)
 
     def close(self) -> None:
         """Remove all of it."""

@@ -27,7 +27,10 @@ from typing import Final, Literal, get_args
 
 from trainmover.faults import STEP_POINTS, SWITCH_POINTS, FaultSpec
 
-TroubleKind = Literal["service", "bus", "stall", "disk", "clock", "cut", "part"]
+TroubleKind = Literal["service", "bus", "stall", "disk", "clock", "cut", "part", "narrow"]
+NetworkKind = Literal["cut", "part", "narrow"]
+NETWORK: Final[tuple[NetworkKind, ...]] = get_args(NetworkKind)
+"""What takes networks of the machines' own."""
 
 WHAT: Final[dict[TroubleKind, str]] = {
     "service": "SIGKILL to a service",
@@ -37,6 +40,7 @@ WHAT: Final[dict[TroubleKind, str]] = {
     "clock": "the clock of a service or a machine steps",
     "cut": "a machine loses its network for some seconds",
     "part": "two machines do not reach each other for some seconds",
+    "narrow": "large packets between two machines are lost for some seconds",
 }
 
 UNDISTURBED: Final = -1
@@ -78,7 +82,7 @@ class Trouble:
 
     Attributes:
         kind: what.
-        target: the service or machine; for ``part`` two machines, joined by ``+``.
+        target: the service or machine; for ``part`` and ``narrow`` two machines, joined by ``+``.
         seconds: how long it lasts; for ``clock`` by how much it steps.
         moment: the event after which it begins, or the pause (a fault spec) in which it does.
         nth: at which of the events.
@@ -187,7 +191,7 @@ class _Drawing:
         members = [f"m{number}" for number in range(0, setting.machines, apart)]
         spares = [f"m{setting.machines + number}" for number in range(setting.standbys)]
         losses = chance.choice([0, 1, 1, 1, 2, 2, 3])
-        away = [kind for kind in ("cut", "part") if kind in setting.kinds]
+        away = [kind for kind in NETWORK if kind in setting.kinds]
         if away and chance.random() < 0.3:
             self._network(chance.choice(away), members)
             losses = losses if every else 0
@@ -203,7 +207,7 @@ class _Drawing:
             self._fault("kill", chance.choice(spares), 0, point)
         if chance.random() < 0.2:
             self.faults.append(FaultSpec("slow", chance.choice(members), self._step(), factor=3.0))
-        around = [kind for kind in setting.kinds if kind not in ("cut", "part")]
+        around = [kind for kind in setting.kinds if kind not in NETWORK]
         if setting.state == "checkpoint" and "disk" in around:
             around.remove("disk")
         for _ in range(chance.randint(0, 3) if around else 0):
@@ -261,10 +265,10 @@ class _Drawing:
     def _latest(self) -> int:
         return self.setting.steps * 3 // 4
 
-    def _network(self, kind: Literal["cut", "part"], members: Sequence[str]) -> None:
+    def _network(self, kind: NetworkKind, members: Sequence[str]) -> None:
         moment, nth, delay = self._moment(members, paused=bool(self.first))
         seconds = self.chance.choice([0.5, 2.5, 5.0, 9.0])
-        names = self.chance.sample(list(members), 2 if kind == "part" and len(members) > 1 else 1)
+        names = self.chance.sample(list(members), 2 if kind != "cut" and len(members) > 1 else 1)
         target = "+".join(sorted(names))
         self.troubles.append(Trouble(kind, target, seconds, moment, nth, delay, self._latest))
 

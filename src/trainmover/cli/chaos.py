@@ -52,7 +52,7 @@ def chaos(
             metavar="LIST",
             show_default=False,
             help="Troubles that may be made besides faults of the ranks, joined by commas: service, bus, "
-            "stall, disk, clock, cut, part; or none. Default: all that can be made here.",
+            "stall, disk, clock, cut, part, narrow; or none. Default: all that can be made here.",
         ),
     ] = None,
     limit: Annotated[float, typer.Option(min=10, metavar="SECONDS", help="What one run may take.")] = 180.0,
@@ -66,7 +66,7 @@ def chaos(
     """Run a script undisturbed once, then again and again with random faults, and compare.
 
     After each run digest and losses must be those of the undisturbed run, nothing may be left, and the
-    log must replay without a difference. Network faults (cut, part) and a full disk need root.
+    log must replay without a difference. Network faults (cut, part, narrow) and a full disk need root.
 
     Exit codes: 0 all runs were survived; 1 one was not, and the command that shows it again is printed.
     """
