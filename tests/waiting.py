@@ -7,8 +7,12 @@ once may need ten times as long as usual for each; a test about how long somethi
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
+
+import psutil
 
 LIMIT = 60.0
 """Seconds; less than a test may take (``timeout`` in pyproject.toml), so that it can say what was missing."""
@@ -31,6 +35,13 @@ def wait_until(condition: Callable[[], object], what: What, limit: float = LIMIT
     while not condition():
         assert time.monotonic() < end, _late(what, limit)
         time.sleep(0.002)
+
+
+def freeze(pid: int) -> None:
+    """SIGSTOP, and wait until it has come: threads of a process run on until one of them takes it in."""
+    os.kill(pid, signal.SIGSTOP)
+    process = psutil.Process(pid)
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, f"process {pid} stands still")
 
 
 def _late(what: What, limit: float) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.events.examples import JOB, left
 from tests.events.promises import beat, take
-from tests.waiting import until
+from tests.waiting import freeze, until
 from trainmover.errors import BusError
 from trainmover.events import NatsBus, NatsServer, read_stream
 from trainmover.events import publisher as publisher_module
@@ -158,7 +158,7 @@ async def test_a_frozen_server_is_noticed(server, connect):
     """A server under SIGSTOP counts as away within about 4 s; when it goes on, so does all else."""
     bus = await connect("writer")
     feed = await bus.feed(history=False)
-    os.kill(server.pid, signal.SIGSTOP)
+    freeze(server.pid)
     try:
         await until(lambda: bus.connected_for == 0)
         await bus.publish(left(1))
@@ -174,7 +174,7 @@ async def test_a_server_that_stands_still_refuses_nobody(server, connect, monkey
     monkeypatch.setattr("trainmover.events.connection.BARRIER_SECONDS", 0.3)
     monkeypatch.setattr("trainmover.events.connection.BARRIERS", 20)
     bus, writer = await connect("reader"), await connect("writer")
-    os.kill(server.pid, signal.SIGSTOP)
+    freeze(server.pid)
     try:
         listening = asyncio.create_task(bus.feed(history=False))
         await asyncio.sleep(1.0)
@@ -218,7 +218,7 @@ async def test_closing_with_a_frozen_server_is_bounded(server):
     """close() comes back within seconds when the server reads nothing."""
     bus = await NatsBus.connect(server.url, JOB, "writer")
     await bus.feed(history=False)
-    os.kill(server.pid, signal.SIGSTOP)
+    freeze(server.pid)
     try:
         for number in range(200):
             await bus.publish(left(number))

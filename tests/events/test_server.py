@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import stat
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.events.examples import JOB, left
-from tests.waiting import until
+from tests.waiting import freeze, until
 from trainmover.chaos import disk
 from trainmover.errors import BusError, ConfigError
 from trainmover.events import NatsBus, NatsServer
@@ -70,7 +68,7 @@ def test_start_and_stop_twice_are_nothing(tmp_path):
 def test_a_frozen_server_can_be_stopped(tmp_path):
     """stop() ends a server that SIGSTOP had frozen."""
     with NatsServer(tmp_path) as server:
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze(server.pid)
         server.stop(limit=2)
         assert not server.running
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import freeze
 from trainmover.errors import BusError
 from trainmover.events import Bus, NatsBus, NatsServer
 from trainmover.events import catalogue as say
@@ -181,7 +182,7 @@ async def test_a_bus_that_stands_still_is_no_silence_of_machines(
         try:
             await until(lambda: health.connected_for > 1.0 and driver.book.lease("m0").sequence > 2, 5.0)
             assert server.pid is not None
-            os.kill(server.pid, signal.SIGSTOP)
+            freeze(server.pid)
             # Not so long that a client gives its connection up: nobody is told of anything.
             for _ in range(2):
                 with pytest.raises(BusError, match="nothing was learned"):
