@@ -13,7 +13,8 @@ import torch
 
 from tests.ccl.conftest import MakeWorld
 from tests.ccl.test_pairs import receive, send
-from tests.ccl.worlds import GROUP, Member, done_within, drop_all
+from tests.ccl.worlds import GROUP, Member, done_within
+from tests.packets import drop_all
 from tests.waiting import wait_until
 from trainmover.ccl import connectors, table, unreached
 from trainmover.ccl.plan import Peer, Plan

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.ccl.conftest import MakeWorld
-from tests.ccl.worlds import World, done_within, drop_all
+from tests.ccl.worlds import World, done_within
+from tests.packets import drop_all
 from tests.waiting import wait_until
 from trainmover.ccl import reach
 

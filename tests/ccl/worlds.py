@@ -6,9 +6,7 @@ rank can be killed abruptly (its sockets close without a BYE) and replaced by a 
 
 from __future__ import annotations
 
-import ctypes
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,16 +40,6 @@ OFTEN = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17)
 SIZES = [n if n in OFTEN else pytest.param(n, marks=pytest.mark.long(every=0)) for n in range(1, 18)]
 """Group sizes up to the first that is no mesh.  Powers of two, what is beside them, and one that halves into
 odd parts are in every run of the tests."""
-
-
-SO_ATTACH_FILTER = 26
-
-
-def drop_all(sock: socket.socket) -> None:
-    """The kernel drops every packet that comes to a socket from now on; it takes no privileges."""
-    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # "return 0"
-    program = struct.pack("HL", 1, ctypes.addressof(nothing))
-    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 def small_pieces(patch: pytest.MonkeyPatch, **more: int) -> None:

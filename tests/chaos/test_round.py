@@ -173,7 +173,8 @@ for line in sys.stdin:
 
 
 @pytest.mark.skipif(bool(why := network.why_not()), reason=why or "possible")
-def test_a_narrow_way_loses_large_packets_alone() -> None:
+@pytest.mark.parametrize(("near", "far"), [("m0", "m1"), ("m1", "m0")])
+def test_a_narrow_way_loses_large_packets_alone(near: str, far: str) -> None:
     """A connection is made and small messages pass; a large one arrives when the way is wide again."""
     made = network.Network()
     children: list[subprocess.Popen[str]] = []
@@ -190,13 +191,13 @@ def test_a_narrow_way_loses_large_packets_alone() -> None:
         sender.stdin.flush()
 
     try:
-        made.machine("m0")
-        address, _ = made.machine("m1")
+        made.machine(near)
+        address, _ = made.machine(far)
         made.narrow("m0", "m1")
-        taker = start("m1", TAKES, address)
+        taker = start(far, TAKES, address)
         assert taker.stdout is not None
         assert taker.stdout.readline() == "ready\n"
-        sender = start("m0", SENDS, address)
+        sender = start(near, SENDS, address)
         send(100)
         assert taker.stdout.readline() == "100\n"
         send(20_000)

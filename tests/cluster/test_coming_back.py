@@ -129,6 +129,7 @@ def test_two_machines_between_which_only_small_packets_pass(calm: Truth, tmp_pat
     assert failed.unreached == ("m0",)
     assert any("without a step between" in line for line in failed.evidence)
     assert sum(isinstance(event, say.LinkRepair) for event in events) == 2
+    assert list(lives(tmp_path, "m1").values()) == [["machine.joined", "machine.failed", "machine.left"]]
 
 
 @pytest.mark.long(every=0)

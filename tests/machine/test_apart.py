@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import socket
-import struct
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.packets import drop_all, drop_large
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.events.memory_bus import MemoryBroker
@@ -50,10 +49,9 @@ def failed(machine: str, life: str) -> say.MachineFailed:
 
 @pytest.fixture
 def nowhere() -> Iterator[say.SwitchPrepare]:
-    """An address at which the kernel drops every packet (see tests/ccl/test_dialled_in_vain.py)."""
-    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    """An address at which the kernel drops every packet."""
     with socket.create_server(("127.0.0.1", 0)) as door:
-        door.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", 1, ctypes.addressof(nothing)))
+        drop_all(door)
         yield prepare("127.0.0.1", door.getsockname()[1])
 
 
@@ -76,6 +74,18 @@ async def test_it_waits_until_it_reaches_the_other(nowhere: say.SwitchPrepare) -
     assert await still_waits(task)
     with socket.create_server(("127.0.0.1", 0)) as door:
         waiting.note(prepare("127.0.0.1", door.getsockname()[1]))
+        await asyncio.wait_for(task, 5)
+
+
+async def test_small_packets_are_not_enough() -> None:
+    """A connection comes about, and what a step sends does not get through it."""
+    with socket.create_server(("127.0.0.1", 0)) as narrow, socket.create_server(("127.0.0.1", 0)) as wide:
+        drop_large(narrow, 600)
+        waiting = Apart("m0", "a", ("m1",), 1)
+        waiting.note(prepare("127.0.0.1", narrow.getsockname()[1]))
+        task = asyncio.create_task(waiting.over())
+        assert await still_waits(task)
+        waiting.note(prepare("127.0.0.1", wide.getsockname()[1]))
         await asyncio.wait_for(task, 5)
 
 

@@ -7,8 +7,9 @@ is missing.  The bridge has a namespace of its own so that this computer's packe
 - *cut*: the cable is pulled at the bridge; nothing gets to the machine or from it, its bus neither.
 - *part*: two machines take each other for somebody who is not there (a neighbour entry with an address
   that nobody has), so that frames between them are lost without a word.  Everybody else reaches both.
-- *narrow*: the way between two machines takes small frames and loses large ones without a word (a cable of
-  their own, whose far end takes fewer bytes than the near end sends): links are made, and no tensor passes.
+- *narrow*: the way between two machines takes small frames and loses large ones without a word (a cable
+  for each direction, whose far end takes fewer bytes than the near end sends): links are made, and no tensor
+  passes.
 
 What is made here is named after the process that made it.  Nothing outlives :meth:`Network.close`;
 :func:`sweep` removes what a killed process has left.
@@ -30,8 +31,8 @@ from trainmover.errors import ConfigError
 
 NOBODY: Final = "02:00:00:00:00:01"
 """A link-layer address that no cable has."""
-NARROW: Final = "narrow"
-"""The cable that loses large frames; a machine has at most one."""
+OUT, IN = "thin-out", "thin-in"
+"""The cables that lose large frames, by their ends; a machine has at most one of each."""
 LARGE, SMALL = 1500, 500
 """Bytes of a frame that one end of it sends, and that the other takes."""
 LIMIT: Final = 10.0
@@ -93,21 +94,24 @@ class Network:
             _ip("-n", self._space(here), "neigh", "del", self._address(there), "dev", "eth0")
 
     def narrow(self, one: str, other: str) -> None:
-        """Large packets between two machines are lost."""
-        here, there = self._space(one), self._space(other)
-        _ip("-n", here, "link", "add", NARROW, "type", "veth", "peer", "name", NARROW, "netns", there)
-        # A segment that the card would cut is not seen as too large: none is.
-        _ip("-n", here, "link", "set", NARROW, "mtu", str(LARGE), "gso_max_segs", "1", "up")
-        _ip("-n", there, "link", "set", NARROW, "mtu", str(SMALL), "up")
-        one_way, back = self._address(other), self._address(one)
-        _ip("-n", here, "route", "add", one_way, "dev", NARROW, "src", back)
-        # It says that it takes whole frames, as who does not know of the narrow place would.
-        whole = str(LARGE - 40)
-        _ip("-n", there, "route", "add", back, "dev", NARROW, "src", one_way, "advmss", whole)
+        """Large packets between two machines are lost, in both directions."""
+        for here, there in ((one, other), (other, one)):
+            space, far = self._space(here), self._space(there)
+            _ip("-n", space, "link", "add", OUT, "type", "veth", "peer", "name", IN, "netns", far)
+            # A bundle of segments, which the card would cut, is not seen as too large: there are none.
+            _ip("-n", space, "link", "set", OUT, "mtu", str(LARGE), "gso_max_segs", "1", "up")
+            _ip("-n", far, "link", "set", IN, "mtu", str(SMALL), "up")
+            # Each direction has a way of its own, which a strict system would take for a forgery.
+            for conf in ("all", IN):
+                _ip("netns", "exec", far, "sh", "-c", f"echo 0 > /proc/sys/net/ipv4/conf/{conf}/rp_filter")
+        for here, there in ((one, other), (other, one)):
+            way = (self._address(there), "dev", OUT, "src", self._address(here))
+            _ip("-n", self._space(here), "route", "add", *way)
 
     def widen(self, one: str, other: str) -> None:
         """They take the same way as everybody again."""
-        _ip("-n", self._space(one), "link", "del", NARROW)
+        for name in (one, other):
+            _ip("-n", self._space(name), "link", "del", OUT)
 
     def close(self) -> None:
         """Remove all of it."""

@@ -1,8 +1,8 @@
 """A machine that was replaced because it and another did not reach each other: when it may join again.
 
 It runs, and so does the other; which of them is at fault nobody knows.  As a spare it would only hold up the
-next switch.  So it joins again once it reaches those that it did not reach, or once they have gone; and each
-time that this was not enough, it waits for longer first.
+next switch.  So it joins again once it reaches those that it did not reach, with large packets, too, or once
+they have gone; and each time that this was not enough, it waits for longer first.
 
 What lives here: whom it waits for, learnt from the log, and the dialling.  What never lives here: joining
 (``agent``).
@@ -11,8 +11,10 @@ What lives here: whom it waits for, learnt from the log, and the dialling.  What
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import fcntl
 import logging
+import struct
+import termios
 from typing import Final
 
 from trainmover.events import catalogue as say
@@ -22,6 +24,8 @@ WAIT_SECONDS: Final = 5.0
 MOST_SECONDS: Final = 300.0
 LOOK_SECONDS: Final = 2.0
 DIAL_SECONDS: Final = 3.0
+LARGE_BYTES: Final = 16384
+"""A network that lets only small packets pass has been reached, and is not whole."""
 
 log = logging.getLogger("trainmover.machine")
 
@@ -76,12 +80,25 @@ class Apart:
         if address is None:
             return False
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(*address), DIAL_SECONDS)
-        except ConnectionRefusedError:
+            async with asyncio.timeout(DIAL_SECONDS):
+                _, writer = await asyncio.open_connection(*address)
+                try:
+                    return await _takes(writer)
+                finally:
+                    writer.transport.abort()
+        except (ConnectionRefusedError, ConnectionResetError):
             return True
         except (OSError, TimeoutError):
             return False
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        return True
+
+
+async def _takes(writer: asyncio.StreamWriter) -> bool:
+    """Wait until the other's kernel has acknowledged large packets, whatever its program makes of them."""
+    writer.write(bytes(LARGE_BYTES))
+    number = writer.get_extra_info("socket").fileno()
+    while not writer.transport.is_closing():
+        left = struct.unpack("i", fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4)))[0]
+        if not left and not writer.transport.get_write_buffer_size():
+            break
+        await asyncio.sleep(0.02)
+    return True
