@@ -54,6 +54,7 @@ def script(kit: SimpleNamespace, name: str) -> tuple[list[Envelope], dict[str, s
     core = SERVICES[name].core()
     without = (say.TimerFired, say.MachineProbed, say.LinkBroken)
     inputs = [e for e in world.log if e.type in core.hears and not isinstance(e.event, without)]
+    inputs = [e for e in inputs if e.source != name or e.type not in core.says]  # that it says here itself
     expected: dict[str, say.Event] = {}
     for envelope in inputs:
         said = envelopes_of(name, envelope, 1.0, core.handle(envelope, 1.0))

@@ -73,6 +73,30 @@ def test_epochs_only_grow(kit: Kit) -> None:
     assert [(plan.epoch, plan.machines[1]) for plan in bench.said] == [(2, "m3"), (3, "m3"), (4, "m4")]
 
 
+def aborted(epoch: int) -> say.SwitchAborted:
+    """A plan is given up."""
+    return say.SwitchAborted(epoch=epoch, incidents=("inc-1",), reason="it follows epoch 1, but 0 holds")
+
+
+def test_plan_after_plan_in_vain(kit: Kit) -> None:
+    """Two services that know different things do not plan and refuse a thousand times a second."""
+    bench = kit.training(PlannerCore(), spares=2)
+    bench.hear(kit.up("m3", mode="sandbox"), kit.failed("m1"), kit.assigned("m1", "m3"))
+    for epoch in (2, 3):
+        assert kit.brief(bench.hear(aborted(epoch)))[0].startswith(f"plan.ready epoch={epoch + 1}")
+    for number in range(12):
+        rests = [min(30.0, 0.25 * 2**number)]
+        assert kit.brief(bench.hear(aborted(4 + number))) == ["timer rest"]
+        assert [due - bench.now for due in bench.timers.values()] == rests
+        assert bench.hear(kit.joined(f"m{number + 10}")) == [], "nothing hurries it"
+        assert kit.brief(bench.fire("rest"))[0].startswith(f"plan.ready epoch={5 + number}")
+    bench.hear(aborted(16))
+    outputs = kit.brief(bench.hear(kit.committed(16, ("m0", "m1", "m2"), kind="repair")))
+    assert outputs[0] == "no timer rest"
+    assert outputs[1].startswith("plan.ready epoch=17")
+    assert kit.brief(bench.hear(aborted(17)))[0].startswith("plan.ready epoch=18")
+
+
 def test_a_plan_on_a_committed_base(kit: Kit) -> None:
     """A plan made while the older one was committed is made again on the committed layout."""
     bench = kit.training(PlannerCore(), spares=2)

@@ -19,7 +19,7 @@ from trainmover.events import MemoryBroker, MemoryBus
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.services import SERVICES, HealthCore, PlannerCore, Shell, replay
-from trainmover.services.core import Decider, SetTimer
+from trainmover.services.core import Decider, Probe, SetTimer, probe_id
 from trainmover.services.journal import feeding_order, journal_of
 from trainmover.services.leases import LeaseBook, LeaseDriver
 
@@ -182,6 +182,40 @@ async def test_a_timer_survives_its_service(kit: SimpleNamespace) -> None:
         "timer.fired",
         "link.repair",
     ]
+
+
+class Asker(Decider):
+    """Asks a machine that joins, and says what it answers."""
+
+    name = "health"
+    SAYS = (say.LinkRepair,)
+
+    def _joined(self, event: say.MachineJoined) -> None:
+        self.do(Probe(event.machine, event.incarnation))
+
+    def _probed(self, event: say.MachineProbed) -> None:
+        self.say(say.LinkRepair(epoch=1, reason=event.answer))
+
+    HEARS = {say.MachineJoined: _joined, say.MachineProbed: _probed}
+
+
+async def test_an_answer_that_the_log_has_before_its_question(kit: SimpleNamespace) -> None:
+    """A life that died without a journal was answered; the next one, which asks now, is answered, too."""
+    broker = MemoryBroker(kit.JOB)
+    outside = broker.connect("outside")
+    await outside.answer_probes("m0")
+    joined = kit.joined("m0")
+    answered = say.MachineProbed(machine="m0", incarnation=joined.incarnation, answer="silent")
+    answer = probe_id("health", "x", 0)
+    for name, source, event in ((answer, "health", answered), ("x", "m0", joined)):
+        await outside.publish(Envelope(id=name, source=source, time=1.0, job=kit.JOB, event=event))
+    async with running(Shell(Asker(), broker.connect("health"))):
+        await until(lambda: len([e for e in broker.log if isinstance(e.event, say.LinkRepair)]) == 2)
+    assert [e.event.reason for e in broker.log if isinstance(e.event, say.LinkRepair)] == ["silent", "alive"]
+    assert [e.id for e in broker.log if isinstance(e.event, say.MachineProbed)] == [answer, f"{answer}-again"]
+    async with running(Shell(Asker(), broker.connect("health"))):
+        pass
+    assert len([e for e in broker.log if isinstance(e.event, say.MachineProbed)]) == 2
 
 
 class Fragile(Alarm):

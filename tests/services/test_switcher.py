@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainmover.events import catalogue as say
+from trainmover.services.core import Say
 from trainmover.services.switcher import Switch, SwitcherCore
 
 Kit = SimpleNamespace
@@ -66,6 +67,23 @@ def test_a_committed_step_proves_the_rest(kit: Kit) -> None:
     assert [(event.type, event.step) for event in bench.said] == [("switch.committed", 6)]
 
 
+def test_what_an_earlier_life_has_said_holds(kit: Kit) -> None:
+    """It comes back out of the log, and this life, which lacks what led to it, says nothing else."""
+    bench = switching(kit)
+    outputs = bench.hear(kit.committed(2, SEATS, leavers=("m1",), joiners=("m3",)))
+    assert kit.brief(outputs) == ["no timer limit:2"]
+    assert bench.core.phase is Switch.IDLE
+    assert bench.hear(kit.failed("m3")) == [], "that epoch came about"
+    late = kit.plan(2, SEATS, leavers=("m1",), joiners=("m3",))
+    assert bench.hear(late, *(kit.adopted(2, rank, name) for rank, name in enumerate(SEATS))) == []
+    outputs = bench.hear(kit.plan(3, ("m0", "m4", "m2"), base=2, leavers=("m3",), joiners=("m4",)))
+    assert kit.brief(outputs)[1] == "switch.prepare epoch=3 machines=m0,m4,m2"
+    assert kit.brief(bench.hear(say.SwitchAborted(epoch=3, incidents=(), reason="limit"))) == [
+        "no timer limit:3"
+    ]
+    assert bench.hear(*(kit.adopted(3, rank, f"m{rank}") for rank in range(3))) == []
+
+
 def test_what_aborts_and_what_does_not(kit: Kit) -> None:
     """A leaver's death changes nothing; a member's death, the limit and a newer plan abort."""
     assert switching(kit).hear(kit.failed("m1")) == []
@@ -109,6 +127,20 @@ def test_the_end_of_the_job(kit: Kit, digests: tuple[str, ...]) -> None:
     assert kit.brief(outputs) == ["no timer limit:2", "job.completed"]
     done = bench.said[0]
     assert (done.steps, done.digest == "d", done.identical) == (10, *[len(set(digests)) == 1] * 2)
+
+
+def test_descriptions_that_come_after_the_end(kit: Kit) -> None:
+    """Stages end in different digests; who has which stage may be heard last, and is waited for."""
+    bench = kit.Bench(SwitcherCore())
+    bench.hear(kit.submitted(4), *(kit.joined(f"m{i}") for i in range(4)))
+    bench.hear(*(kit.launch(f"m{i}", i, n=4) for i in range(4)))
+    bench.hear(kit.committed(1, ("m0", "m1", "m2", "m3"), kind="start"), kit.started())
+    described = kit.all_described(4, ("first", "first", "last", "last"))
+    finished = [kit.finished(rank, f"m{rank}", "first" if rank < 2 else "last") for rank in range(4)]
+    bench.hear(*described[1:3])
+    assert kit.brief(bench.hear(*finished)) == ["timer described"]
+    late = bench.hear(described[0], described[3])
+    assert [output.event.identical for output in late if isinstance(output, Say)] == [True]
 
 
 def test_a_relaunch_forgets_who_finished(kit: Kit) -> None:

@@ -240,6 +240,19 @@ def test_a_role_that_was_not_recorded(kit: Kit, how: str, what: str) -> None:
         assert [e.leaver for e in bench.said if isinstance(e, say.StandbyAssigned)] == ["m4"]
 
 
+def test_that_a_role_was_not_recorded_may_be_heard_late(kit: Kit) -> None:
+    """The job is held for want of a spare by then: now no spare would do, and that is said, once."""
+    bench = pipeline(kit, spares=0, recorded=("m1", "m4"))
+    bench.hear(kit.failed("m3"))
+    assert "no standby is left" in bench.said[-1].reason
+    bench.hear(kit.unrecorded("m2"))
+    assert "it was not recorded (too large)" in bench.said[-1].reason
+    held = [event for event in bench.said if isinstance(event, say.JobHeld)]
+    bench.hear(kit.joined("s0"))
+    assert [event for event in bench.said if isinstance(event, say.JobHeld)] == held
+    assert len(held) == 2
+
+
 def test_a_move_in_a_role_that_was_not_recorded_is_refused(kit: Kit) -> None:
     """At once, with the reason."""
     bench = pipeline(kit, recorded=("m1", "m4"))

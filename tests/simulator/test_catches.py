@@ -142,7 +142,7 @@ def test_a_violation_tells_all_there_is_to_know() -> None:
     assert f"VIOLATION after {outcome.seconds:.3f} virtual seconds" in text
     assert f"seed {outcome.setup.seed}:" in text
     assert "***" in text
-    assert "plan.ready" in text
+    assert "[planner]" in text
     assert text.endswith(f"again: trainmover simulate --seed {outcome.setup.seed} --roles 2")
     assert command(outcome.setup) == f"trainmover simulate --seed {outcome.setup.seed}"
 

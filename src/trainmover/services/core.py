@@ -82,6 +82,11 @@ class Core(Protocol):
         """Type names of its inputs; all others are not given to it."""
         ...
 
+    @property
+    def says(self) -> frozenset[str]:
+        """Type names of what it says."""
+        ...
+
     def handle(self, envelope: Envelope, now: float) -> list[Output]:
         """Take one input in; ``now`` is unix seconds at the shell."""
         ...
@@ -166,6 +171,11 @@ class Decider:
     def hears(self) -> frozenset[str]:
         """Type names of its inputs."""
         return frozenset(model.type for model in self.HEARS)
+
+    @property
+    def says(self) -> frozenset[str]:
+        """Type names of what it says."""
+        return frozenset(model.type for model in self.SAYS)
 
     def handle(self, envelope: Envelope, now: float) -> list[Output]:
         """Note the facts, settle, and answer with everything that follows."""

@@ -13,7 +13,8 @@ what of it goes into one plan, is asked of ``changes``, which has rules of its o
   everything again with ``generation + 1``: spares are launched like everybody else.
 
 A plan on its way stays as it is while its layout is alive; more assignments wait for its end.
-When it has lost a machine, or another epoch was committed under it, it is superseded.
+When it has lost a machine, or another epoch was committed under it, it is superseded.  Where plan after plan
+is given up, the next one waits a little, and ever longer.
 
 Deciding on a change costs what changes, however large the job: who is up is kept by ``fleet``, the
 links come from ``topology.delta``, and ``plans`` makes the event of them.  Which groups there are,
@@ -67,6 +68,12 @@ from trainmover.topology import VACANT, Groups, Layout, delta
 
 GATHER = 1.0
 """Seconds that a launch waits for the standbys too, so that machines get seats by name."""
+
+AT_ONCE = 3
+"""Plans in a row that are given up, after each of which the next one is made at once."""
+
+REST, REST_MOST = 0.25, 30.0
+"""Seconds before the one after that; twice as long each further time."""
 
 
 class Phase(StrEnum):
@@ -125,6 +132,8 @@ class PlannerCore(Decider):
         self._changes = Changes(self.roster, self._fleet)
         self._base: Layout | None = None
         self._held = -1
+        self._in_vain = 0
+        self._resting = False
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -149,15 +158,34 @@ class PlannerCore(Decider):
 
     def _committed(self, event: SwitchCommitted) -> None:
         self.last_epoch = max(self.last_epoch, event.epoch)
+        self._in_vain = 0
+        self._go_on()
         self._changes.committed()
         if self.roster.settled:
             _ = self._base_layout().positions  # made now, and not in the middle of an incident
 
     def _was_aborted(self, event: SwitchAborted) -> None:
         self._aborted.add(event.epoch)
+        if self.plan is None or self.plan.epoch != event.epoch:
+            return
+        self._in_vain += 1
+        if self._in_vain >= AT_ONCE:
+            # Somebody knows something else (a service that lost events, say): what is said twice a
+            # millisecond helps nobody.
+            self._resting = True
+            rest = min(REST_MOST, REST * 2 ** min(self._in_vain - AT_ONCE, 16))
+            self.do(SetTimer("rest", self.now + rest))
 
     def _fired(self, event: TimerFired) -> None:
-        self._waited = True
+        if event.name == "rest":
+            self._resting = False
+        else:
+            self._waited = True
+
+    def _go_on(self) -> None:
+        if self._resting:
+            self._resting = False
+            self.do(CancelTimer("rest"))
 
     HEARS: ClassVar[Mapping[type[Event], Reaction]] = {
         JobSubmitted: noted,
@@ -200,7 +228,7 @@ class PlannerCore(Decider):
                 "all are here": lambda: roster.idle_count >= roster.size + self._standbys,
                 "waited enough": lambda: self._waited,
                 "start again": lambda: nothing_to_keep(roster) and next_crew(roster) is not None,
-                "all ranks are up": self._fleet.all_up,
+                "all ranks are up": lambda: not self._resting and self._fleet.all_up(),
                 "committed": lambda: plan is not None and roster.settled and roster.epoch >= plan.epoch,
                 "aborted start": lambda: (
                     plan is not None and plan.kind == "start" and plan.epoch in self._aborted
@@ -209,7 +237,7 @@ class PlannerCore(Decider):
                 "superseded": lambda: (
                     plan is not None and changes.outdated(plan) and changes.next() is not None
                 ),
-                "change is complete": lambda: changes.next() is not None,
+                "change is complete": lambda: not self._resting and changes.next() is not None,
             },
         )
         if trigger is None:
@@ -247,6 +275,8 @@ class PlannerCore(Decider):
 
     def _launch(self, crew: Iterable[Life]) -> None:
         self.plan = None
+        self._in_vain = 0
+        self._go_on()
         self._changes.clear()
         generation = self.roster.generation + 1
         for position, (machine, incarnation) in enumerate(tuple(crew)):

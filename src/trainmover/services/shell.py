@@ -14,8 +14,10 @@ on the same connection: whenever an output is in the log, the order of all that 
 **Born from the log.**  On start the shell reads the log and feeds the journalled inputs in the
 journalled order, with the journalled times, without publishing; then it does what the core had
 asked for and the log does not show to be done (outputs, timers, probes), then takes the inputs that
-were never journalled, in the order of the stream, and goes on live.  So it may be killed between
-any two instructions: ids are derived from causes, and what is said twice is heard once.
+were never journalled, in the order of the stream, and goes on live.  Of those its own earlier words come
+first: a life that ended in a stall of the log may have left them and no journal, and what was said holds.
+So it may be killed between any two instructions: ids are derived from causes, and what is said twice is
+heard once.
 
 **What it acted on is in the log in the end.**  Whoever says something repeats it until the log has it; one
 that dies in a stall of the log cannot.  So an input that the log does not show some seconds after it was
@@ -205,7 +207,7 @@ class Shell:
         for envelope in owed:
             if envelope.id not in known:
                 await self.bus.publish(envelope)
-        fresh = [envelope for envelope in past if self._is_input(envelope)]
+        fresh = sorted(filter(self._is_input, past), key=self._is_own, reverse=True)
         for envelope in fresh:
             await self._take(envelope)
         self._live = True
@@ -220,6 +222,10 @@ class Shell:
             return False
         event = envelope.event
         return not isinstance(event, TimerFired) or event.service == self.core.name
+
+    def _is_own(self, envelope: Envelope) -> bool:
+        """Something that an earlier life of this service has said."""
+        return envelope.source == self.core.name and envelope.type in self.core.says
 
     # -- one input ---------------------------------------------------------------------------------
 
@@ -283,6 +289,9 @@ class Shell:
                 self._disarm(name)
             case Probe():
                 answer = probe_id(self.core.name, cause.id, number)
+                while answer in self._fed:
+                    # An earlier life was answered, and the log has what it had asked for after the answer.
+                    answer += "-again"
                 self._probes[answer] = (output, cause.id)
                 self._ask(answer)
             case Say():

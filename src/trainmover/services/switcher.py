@@ -15,11 +15,13 @@ One switch at a time, and its phases are the table below.  Its rules:
 - A dead member of the new layout, the limit, or a newer plan abort it.  A leaver's death does not.
 - A plan that was made on another epoch than the committed one is refused; one that has a machine
   known to be dead is not begun.  For both the planner makes a better one.
+- What an earlier life has said of an epoch holds, though this one would not say it.
 - What a rank reports costs the same in every job: reports are counted, and looked through when there
   are as many as ranks; of the plan's machines only those are looked at that something changed about.
 - Ranks of vacant seats are not waited for.
 - When every rank has finished all its steps the job is completed, whatever else was on its way.  It
-  ended well when the ranks that had the same state in the first steps have the same at the end.
+  ended well when the ranks that had the same state in the first steps have the same at the end.  Who they are
+  may be heard late: where digests differ, the end waits a little for that.
 """
 
 from __future__ import annotations
@@ -59,6 +61,9 @@ from trainmover.topology import Layout
 LIMIT = 60.0
 """Seconds from ``switch.prepare`` to the last ``switch.adopted``."""
 
+DESCRIBED_LIMIT = 10.0
+"""Seconds for which a job's end waits for descriptions of ranks that are still on their way."""
+
 
 class Switch(StrEnum):
     """Phase of the switch."""
@@ -77,6 +82,7 @@ TABLE: Table[Switch] = {
     },
     Switch.PREPARING: {
         "all finished": Switch.COMPLETED,
+        "ended before": Switch.IDLE,
         "all adopted": Switch.IDLE,
         "member failed": Switch.IDLE,
         "superseded": Switch.IDLE,
@@ -85,6 +91,7 @@ TABLE: Table[Switch] = {
     },
     Switch.ADOPTING: {
         "all finished": Switch.COMPLETED,
+        "ended before": Switch.IDLE,
         "all adopted": Switch.IDLE,
         "member failed": Switch.IDLE,
         "superseded": Switch.IDLE,
@@ -113,6 +120,7 @@ class SwitcherCore(Decider):
         self._adopted: dict[int, dict[int, SwitchAdopted]] = {}
         self._trained: dict[int, int] = {}
         self._expired: set[int] = set()
+        self._late = False
         self._finished: dict[int, RankFinished] = {}
         self._layout = Layout(0, (), 1)
         self._lost: set[str] = set()
@@ -129,6 +137,12 @@ class SwitcherCore(Decider):
         if event.epoch > max(newest, self._done):
             self._next = event
 
+    def _was_ended(self, event: SwitchCommitted | SwitchAborted) -> None:
+        """What an earlier life has said of an epoch holds, though this one would not say it."""
+        self._done = max(self._done, event.epoch)
+        if self._next is not None and self._next.epoch <= self._done:
+            self._next = None
+
     def _was_prepared(self, event: SwitchPrepared) -> None:
         if event.epoch > self._done:
             self._prepared.setdefault(event.epoch, {})[event.rank] = event.machine
@@ -143,9 +157,14 @@ class SwitcherCore(Decider):
 
     def _rank_finished(self, event: RankFinished) -> None:
         self._finished[event.rank] = event
+        if self._all_finished() and self._unclear():
+            self.do(SetTimer("described", self.now + DESCRIBED_LIMIT))
 
     def _fired(self, event: TimerFired) -> None:
-        self._expired.add(int(event.name.removeprefix("limit:")))
+        if event.name == "described":
+            self._late = True
+        else:
+            self._expired.add(int(event.name.removeprefix("limit:")))
 
     HEARS: ClassVar[Mapping[type[Event], Reaction]] = {
         JobSubmitted: noted,
@@ -158,6 +177,8 @@ class SwitcherCore(Decider):
         RankDescribed: noted,
         MachineLaunch: _launched,
         PlanReady: _planned,
+        SwitchCommitted: _was_ended,
+        SwitchAborted: _was_ended,
         SwitchPrepared: _was_prepared,
         SwitchAdopted: _was_adopted,
         TrainingStarted: _stepped,
@@ -176,9 +197,10 @@ class SwitcherCore(Decider):
             TABLE,
             self.phase,
             {
-                "all finished": self._all_finished,
+                "all finished": lambda: self._all_finished() and not self._unclear(),
                 "stale plan": lambda: coming is not None and bool(self._why_stale(coming)),
                 "plan": lambda: coming is not None and not self._dead(coming),
+                "ended before": lambda: plan is not None and plan.epoch <= self._done,
                 "all adopted": lambda: plan is not None and self._all_adopted(plan),
                 "member failed": lambda: plan is not None and bool(self._lost),
                 "superseded": lambda: coming is not None,
@@ -202,6 +224,9 @@ class SwitcherCore(Decider):
             case "all adopted":
                 assert plan is not None, "a switch has a plan"
                 self._commit(plan)
+            case "ended before":
+                assert plan is not None, "a switch has a plan"
+                self._close(plan)
             case "member failed" | "superseded" | "limit":
                 assert plan is not None, "a switch has a plan"
                 self._abort(plan, trigger)
@@ -322,7 +347,7 @@ class SwitcherCore(Decider):
     def _close(self, plan: PlanReady) -> None:
         """Forget what belongs to this epoch and earlier ones."""
         self.plan = None
-        self._done = plan.epoch
+        self._done = max(self._done, plan.epoch)
         self.do(CancelTimer(f"limit:{plan.epoch}"))
         for facts in (self._prepared, self._adopted, self._trained):
             for epoch in [epoch for epoch in facts if epoch <= plan.epoch]:
@@ -338,15 +363,25 @@ class SwitcherCore(Decider):
         ranks = (rank for rank in range(roster.size * roster.slots) if rank // roster.slots not in vacant)
         return all(rank in finished for rank in ranks)
 
+    def _unclear(self) -> bool:
+        """The digests differ, and who had the same state in the first steps is not all known yet."""
+        if self._late or self.roster.all_described:
+            return False
+        return not self.roster.described.agree(self._digests())
+
+    def _digests(self) -> dict[int, str]:
+        """What the ranks of taken seats ended with."""
+        vacant, slots = self.roster.vacant, self.roster.slots
+        finished = {rank: said for rank, said in self._finished.items() if rank // slots not in vacant}
+        return {rank: said.digest for rank, said in sorted(finished.items())}
+
     def _complete(self) -> None:
         if self.plan is not None:
             self.do(CancelTimer(f"limit:{self.plan.epoch}"))
-        vacant, slots = self.roster.vacant, self.roster.slots
-        finished = {rank: said for rank, said in self._finished.items() if rank // slots not in vacant}
-        digests = {rank: said.digest for rank, said in sorted(finished.items())}
+        digests = self._digests()
         self.say(
             JobCompleted(
-                steps=max(said.step for said in finished.values()),
+                steps=max(self._finished[rank].step for rank in digests),
                 digest=_digest_of(list(digests.values())),
                 identical=self.roster.described.agree(digests),
             )

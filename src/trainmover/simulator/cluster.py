@@ -111,6 +111,7 @@ class Cluster:
         machine = SimulatedMachine(name, f"life{self._lives}", self.exchange, self.training, self.setup.slots)
         self.machines[name] = machine
         machine.on_unheard = self._join_again
+        machine.was_heard = self.watch.was_heard
         machine.join()
         return machine
 

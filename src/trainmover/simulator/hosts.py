@@ -72,6 +72,11 @@ class Watched:
         """See :class:`Core`."""
         return self.core.hears
 
+    @property
+    def says(self) -> frozenset[str]:
+        """See :class:`Core`."""
+        return self.core.says
+
     def handle(self, envelope: Envelope, now: float) -> list[Output]:
         """See :class:`Core`."""
         try:

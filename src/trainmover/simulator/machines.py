@@ -43,6 +43,7 @@ class SimulatedMachine:
         well_since: when it last began to run and to reach everybody, if it does.
         on_unheard: told of its name when it was declared dead without having lost a rank, or its replica
             pauses: it joins again.
+        was_heard: whether any service was fed the event with an id.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class SimulatedMachine:
         self.lost_a_rank = False
         self._paused = False
         self.on_unheard: Callable[[str], None] = lambda _: None
+        self.was_heard: Callable[[str], bool] = lambda _: True
         self.pulse = Pulse(name, incarnation, self.ranks)
         self.outlet = exchange.outlet(self.process)
         self._exchange = exchange
@@ -306,7 +308,8 @@ class SimulatedMachine:
         if not self.alive:
             return
         away = self.outlet.cut or self._exchange.out
-        unheard = away and f"{self.name}-{self.incarnation}-1" in self.outlet.unstored
+        first = f"{self.name}-{self.incarnation}-1"
+        unheard = first in self.outlet.unstored and (away or not self.was_heard(first))
         self._vanish(hanging=hanging)
         if unheard:
             self._exchange.loop.later(START_AGAIN_SECONDS, self.on_unheard, self.name)

@@ -131,6 +131,10 @@ class Watch:
 
     # -- services ----------------------------------------------------------------------------------
 
+    def was_heard(self, event: str) -> bool:
+        """A service was fed the event with this id."""
+        return any(event in heard for heard in self.heard.values())
+
     def reborn(self, service: str, stored: Callable[[str], bool]) -> None:
         """A service begins again with what is stored."""
         knows = self._knows.get(service)
