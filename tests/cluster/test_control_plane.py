@@ -133,8 +133,12 @@ class Run:
 
     def until(self, condition: Callable[[], object], limit: float = LIMIT) -> None:
         def found() -> object:
-            assert self.process is None or self.process.poll() is None or self.process.returncode, self.told()
-            return condition()
+            found = condition()
+            if not found:  # a run that has ended well will bring nothing more about
+                assert self.process is None or self.process.poll() is None or self.process.returncode, (
+                    self.told()
+                )
+            return found
 
         wait_until(found, self.told, limit)
 
