@@ -29,10 +29,16 @@ async def until(condition: Callable[[], object], what: What = "the condition", l
         await asyncio.sleep(0.005)
 
 
-def wait_until(condition: Callable[[], object], what: What, limit: float = LIMIT) -> None:
-    """Wait in a thread until a condition holds."""
+def wait_until(
+    condition: Callable[[], object],
+    what: What,
+    limit: float = LIMIT,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait in a thread until a condition holds; ``meanwhile`` raises when it never will."""
     end = time.monotonic() + limit
     while not condition():
+        meanwhile()
         assert time.monotonic() < end, _late(what, limit)
         time.sleep(0.002)
 

@@ -132,15 +132,11 @@ class Run:
         return None
 
     def until(self, condition: Callable[[], object], limit: float = LIMIT) -> None:
-        def found() -> object:
-            found = condition()
-            if not found:  # a run that has ended well will bring nothing more about
-                assert self.process is None or self.process.poll() is None or self.process.returncode, (
-                    self.told()
-                )
-            return found
+        wait_until(condition, self.told, limit, self._may_bring_more)
 
-        wait_until(found, self.told, limit)
+    def _may_bring_more(self) -> None:
+        """A run that has ended well will not."""
+        assert self.process is None or self.process.poll() is None or self.process.returncode, self.told()
 
     def step(self) -> int:
         """The last committed step that any rank wrote down."""

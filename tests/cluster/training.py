@@ -59,15 +59,15 @@ class Running:
 
     def until(self, *words: str, limit: float = 60.0) -> None:
         """Wait until one printed line has all these words."""
+        wait_until(
+            lambda: any(all(word in line for word in words) for line in self.told().splitlines()),
+            lambda: f"the run says {words}:\n{self.told()}",
+            limit,
+            lambda: self._goes_on(words),
+        )
 
-        def said() -> bool:
-            told = self.told()
-            if any(all(word in line for word in words) for line in told.splitlines()):
-                return True
-            assert self.driver.poll() is None, f"the run ended without saying {words}:\n{told}"
-            return False
-
-        wait_until(said, lambda: f"the run says {words}:\n{self.told()}", limit)
+    def _goes_on(self, words: tuple[str, ...]) -> None:
+        assert self.driver.poll() is None, f"the run ended without saying {words}:\n{self.told()}"
 
     def kill(self, *words: str) -> None:
         """SIGKILL for the process below the driver whose command line has all these words."""

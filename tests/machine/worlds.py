@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.waiting import until
 from trainmover.events import catalogue as say
 from trainmover.events.envelope import Envelope
 from trainmover.events.memory_bus import MemoryBroker
@@ -58,10 +59,7 @@ class World:
         return self.heard(kind)
 
     async def come_true(self, condition, limit: float = 60.0) -> None:
-        deadline = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < deadline, [str(envelope) for envelope in self.broker.log]
-            await asyncio.sleep(0.01)
+        await until(condition, lambda: [str(envelope) for envelope in self.broker.log], limit)
 
     async def launch(self, generation: int = 0, ranks: int = 1, incarnation: str | None = None) -> None:
         await self.say(

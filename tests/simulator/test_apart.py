@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, Final
 
 import pytest
@@ -80,8 +79,9 @@ def test_a_network_that_heals_about_the_verdict(seconds: float) -> None:
 )
 def test_a_network_that_loses_large_packets(seconds: float, expected: list[str], repairs: int) -> None:
     """Links are made, and break in the first step: two repairs, and then somebody goes."""
-    act = partial(part, one="m1", other="m2", seconds=seconds, narrow=True)
-    outcome = run(say.StandbyParked, lambda cluster, _: act(cluster), skip=1)
+    outcome = run(
+        say.StandbyParked, lambda cluster, _: part(cluster, "m1", "m2", seconds, narrow=True), skip=1
+    )
     assert replaced(outcome) == expected
     assert len(events(outcome, say.LinkRepair)) == repairs
     for failed in events(outcome, say.MachineFailed):

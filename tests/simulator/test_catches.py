@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -142,7 +143,7 @@ def test_a_violation_tells_all_there_is_to_know() -> None:
     assert f"VIOLATION after {outcome.seconds:.3f} virtual seconds" in text
     assert f"seed {outcome.setup.seed}:" in text
     assert "***" in text
-    assert "[planner]" in text
+    assert re.search(r"\n +\d+\.\d{3}  machine\.failed machine=m\d .* \[health\]\n", text)
     assert text.endswith(f"again: trainmover simulate --seed {outcome.setup.seed} --roles 2")
     assert command(outcome.setup) == f"trainmover simulate --seed {outcome.setup.seed}"
 

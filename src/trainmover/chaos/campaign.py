@@ -167,16 +167,10 @@ class Summary:
 
 def possible(kinds: tuple[TroubleKind, ...]) -> tuple[tuple[TroubleKind, ...], dict[str, str]]:
     """Those troubles that can be made here; and the others, with the reason."""
-    needs: dict[TroubleKind, Callable[[], str]] = {
-        "cut": network.why_not,
-        "part": network.why_not,
-        "narrow": network.why_not,
-        "disk": disk.why_not,
-    }
-    out: dict[str, str] = {}
-    for kind in kinds:
-        if kind in needs and (why := needs[kind]()):
-            out[kind] = why
+    no_network = network.why_not() if any(kind in NETWORK for kind in kinds) else ""
+    no_disk = disk.why_not() if "disk" in kinds else ""
+    lacking: dict[TroubleKind, str] = {**dict.fromkeys(NETWORK, no_network), "disk": no_disk}
+    out: dict[str, str] = {kind: lacking[kind] for kind in kinds if lacking.get(kind)}
     return tuple(kind for kind in kinds if kind not in out), out
 
 

@@ -122,9 +122,9 @@ class Hands:
             "stall": self._stall,
             "disk": self._disk,
             "clock": self._clock,
-            "cut": self._cut,
-            "part": self._part,
-            "narrow": self._narrow,
+            "cut": self._network,
+            "part": self._network,
+            "narrow": self._network,
         }
         try:
             if acts[trouble.kind](self.run, trouble):
@@ -178,30 +178,20 @@ class Hands:
         self._ground.set_clock(trouble.target, trouble.seconds)
         return True
 
-    def _cut(self, run: LocalRun, trouble: Trouble) -> bool:
-        network = self._ground.network
-        if network is None or not _are_there(run, trouble.target):
-            return False
-        network.cut(trouble.target)
-        self._later(trouble.seconds, lambda: network.mend(trouble.target))
-        return True
-
-    def _part(self, run: LocalRun, trouble: Trouble) -> bool:
+    def _network(self, run: LocalRun, trouble: Trouble) -> bool:
         network = self._ground.network
         one, _, other = trouble.target.partition("+")
-        if network is None or not _are_there(run, one, other):
+        names = (one,) if trouble.kind == "cut" else (one, other)
+        if network is None or not _are_there(run, *names):
             return False
-        network.part(one, other)
-        self._later(trouble.seconds, lambda: network.join(one, other))
-        return True
-
-    def _narrow(self, run: LocalRun, trouble: Trouble) -> bool:
-        network = self._ground.network
-        one, _, other = trouble.target.partition("+")
-        if network is None or not _are_there(run, one, other):
-            return False
-        network.narrow(one, other)
-        self._later(trouble.seconds, lambda: network.widen(one, other))
+        acts: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
+            "cut": (network.cut, network.mend),
+            "part": (network.part, network.join),
+            "narrow": (network.narrow, network.widen),
+        }
+        begin, end = acts[trouble.kind]
+        begin(*names)
+        self._later(trouble.seconds, lambda: end(*names))
         return True
 
 

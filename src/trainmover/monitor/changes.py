@@ -23,7 +23,7 @@ def _submitted(view: ClusterState, envelope: Envelope, event: say.JobSubmitted) 
 
 
 def _completed(view: ClusterState, envelope: Envelope, event: say.JobCompleted) -> None:
-    view.phase, view.ended_at = "completed", envelope.time
+    view.phase = "completed"
     view.steps, view.digest, view.identical = event.steps, event.digest, event.identical
     view.endings.end(envelope.time, completed=True)
     view.settle()
@@ -31,7 +31,7 @@ def _completed(view: ClusterState, envelope: Envelope, event: say.JobCompleted) 
 
 def _failed(view: ClusterState, envelope: Envelope, event: say.JobFailed) -> None:
     if view.phase != "completed":
-        view.phase, view.ended_at, view.reason = "failed", envelope.time, event.reason
+        view.phase, view.reason = "failed", event.reason
         view.endings.end(envelope.time, completed=False)
         view.settle()
 

@@ -62,7 +62,7 @@ class Endings:
         generation: the latest that was launched; 0 before the first.
         launched: when its first launch was said, unix seconds.
         crew: its machines by position.
-        starts: generations that have committed their first steps: when that was told, and the event.
+        started: generations that have committed their first steps.
         epochs: every epoch of a switch.
         over: when the job ended, unix seconds; None while it runs.
         completed: it ended with all steps done.
@@ -71,7 +71,7 @@ class Endings:
     generation: int = 0
     launched: float = 0.0
     crew: dict[int, str] = field(default_factory=dict)
-    starts: dict[int, tuple[float, say.TrainingStarted]] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
     epochs: dict[int, EpochFacts] = field(default_factory=dict)
     over: float | None = None
     completed: bool = False
@@ -112,7 +112,7 @@ class Endings:
             epoch.trained, epoch.first = time, event.step
         if isinstance(event, say.TrainingStarted):
             epoch.generation = event.generation
-            self.starts.setdefault(event.generation, (time, event))
+            self.started.add(event.generation)
 
     def named(self, incident: str) -> bool:
         """A switch is to end this incident."""
@@ -145,8 +145,7 @@ class Endings:
 
     def end(self, time: float, *, completed: bool) -> None:
         """The job is over."""
-        if not self.completed:
-            self.over, self.completed = time, completed
+        self.over, self.completed = time, completed
 
     def _has_ended(self, incident: IncidentView, machine_lost: bool) -> bool:
         if self._switched(incident):

@@ -62,7 +62,6 @@ class ClusterState:
     job: str = ""
     submitted: say.JobSubmitted | None = None
     submitted_at: float | None = None
-    ended_at: float | None = None
     epoch: int = 0
     layout: tuple[str, ...] = ()
     machines: dict[str, MachineView] = field(default_factory=dict)
@@ -93,7 +92,12 @@ class ClusterState:
     @property
     def started(self) -> bool:
         """This generation has committed its first steps."""
-        return self.generation in self.endings.starts
+        return self.generation in self.endings.started
+
+    @property
+    def ended_at(self) -> float | None:
+        """When the job ended, unix seconds; None while it runs."""
+        return self.endings.over
 
     @property
     def steps_per_second(self) -> float | None:

@@ -158,7 +158,6 @@ class PlannerCore(Decider):
 
     def _committed(self, event: SwitchCommitted) -> None:
         self.last_epoch = max(self.last_epoch, event.epoch)
-        self._in_vain = 0
         self._go_on()
         self._changes.committed()
         if self.roster.settled:
@@ -183,6 +182,8 @@ class PlannerCore(Decider):
             self._waited = True
 
     def _go_on(self) -> None:
+        """The next plan has another base: what was in vain is over."""
+        self._in_vain = 0
         if self._resting:
             self._resting = False
             self.do(CancelTimer("rest"))
@@ -275,7 +276,6 @@ class PlannerCore(Decider):
 
     def _launch(self, crew: Iterable[Life]) -> None:
         self.plan = None
-        self._in_vain = 0
         self._go_on()
         self._changes.clear()
         generation = self.roster.generation + 1
